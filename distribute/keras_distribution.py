@@ -10,14 +10,31 @@ import tensorflow as tf
 from ..compat.keras_private.layers import ignore_layout, layouts_of
 from ..compat.patches import add
 from .arguments import show
-from .hardware.devices import check_exist
+from .hardware.devices import check_exist, is_gpu
 from .keras_processes import cluster_devices, count_local_devices
-from .mesh import Mesh, MeshStrategy, WorkerMeshStrategy
+from .mesh import Mesh, OnMesh
 from .sharding.sharded import divide_weights
 from .workers.cluster import Cluster, ClusterError
 from .workers.joining import check_trains, join_cluster
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class MeshStrategy(OnMesh, tf.distribute.MirroredStrategy):
+    """A mesh of devices of one process."""
+
+    def __init__(self, devices: list[str], mesh: Mesh, layouts: Any) -> None:
+        ops = None if all(map(is_gpu, devices)) else tf.distribute.ReductionToOneDevice()
+        tf.distribute.MirroredStrategy.__init__(self, devices, cross_device_ops=ops)
+        self.arrange(mesh, layouts)
+
+
+class WorkerMeshStrategy(OnMesh, tf.distribute.MultiWorkerMirroredStrategy):
+    """A mesh of the devices of several workers. Context: as MultiWorkerMirroredStrategy, on every worker."""
+
+    def __init__(self, mesh: Mesh, layouts: Any) -> None:
+        tf.distribute.MultiWorkerMirroredStrategy.__init__(self)
+        self.arrange(mesh, layouts)
 
 
 def strategy_of(distribution: Any) -> tf.distribute.Strategy:

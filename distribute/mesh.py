@@ -14,7 +14,6 @@ from ..compat.tensorflow_private.strategies import (
     launcher_in_group,
     sum_in_group,
 )
-from .hardware.devices import is_gpu
 from .replicas import find_carrier, local_replica_index
 from .step_context import note_collective
 from .workers.agreement import first_local_replica, spans_workers
@@ -90,7 +89,7 @@ class Layout:
 
     Attributes:
         axes: for each axis of the mesh the axis of the variable that it divides into equal parts, or None; along the axis
-            of the batch alone it may be FLAT.
+            of the batch it may be FLAT, for flat parts of what the others leave.
     """
 
     mesh: Mesh
@@ -101,45 +100,67 @@ class Layout:
         """How many replicas have the same part."""
         return math.prod(size for size, axis in zip(self.mesh.shape, self.axes) if axis is None)
 
-    def part_shape(self, shape: Sequence[int]) -> list[int]:
-        """Return the shape of a replica's part."""
+    @property
+    def is_flat(self) -> bool:
+        """Whether a part is flat."""
+        return self.axes[0] == FLAT
+
+    def before_flat(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape of what is divided into flat parts, or of a replica's part without them."""
         found = list(shape)
-        if self.axes[0] == FLAT:
-            return [-(-math.prod(found) // self.mesh.shape[0])]
         for size, axis in zip(self.mesh.shape, self.axes):
-            if axis is not None:
+            if axis is not None and axis != FLAT:
                 found[axis] //= size
         return found
 
+    def part_shape(self, shape: Sequence[int]) -> list[int]:
+        """Return the shape of a replica's part."""
+        found = self.before_flat(shape)
+        return [-(-math.prod(found) // self.mesh.shape[0])] if self.is_flat else found
+
     def part(self, value: Any, replica: int) -> Any:
         """Return a replica's part of an array or a tensor."""
-        if self.axes[0] == FLAT:
-            return to_rows(tf.convert_to_tensor(value), FLAT, self.mesh.shape[0])[self.mesh.place(replica)[0]]
-        shape, where = self.part_shape(value.shape), [slice(None)] * len(value.shape)
+        shape, where = self.before_flat(value.shape), [slice(None)] * len(value.shape)
         for axis, number in zip(self.axes, self.mesh.place(replica)):
-            if axis is not None:
+            if axis is not None and axis != FLAT:
                 where[axis] = slice(number * shape[axis], (number + 1) * shape[axis])
-        return value[tuple(where)]
+        part = value[tuple(where)] if {*self.axes} - {None, FLAT} else value
+        if self.is_flat:
+            return to_rows(tf.convert_to_tensor(part), FLAT, self.mesh.shape[0])[self.mesh.place(replica)[0]]
+        return part
 
     def whole(self, parts: Sequence[tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
         """Return the whole tensor of a shape, from the parts of all replicas."""
-        found = [parts[replica] for replica in self.mesh.replicas]
-        for size, axis in reversed([*zip(self.mesh.shape, self.axes)]):
+        found, divided = (
+            [parts[replica] for replica in self.mesh.replicas],
+            [*zip(self.mesh.shape, self.axes)],
+        )
+        if self.is_flat:
+            each, (count, _) = len(found) // self.mesh.shape[0], divided.pop(0)
+            rows = [tf.concat(found[n::each], 0) for n in range(each)]
+            found = [from_rows(row, FLAT, count, self.before_flat(shape)) for row in rows]
+        for size, axis in reversed(divided):
             groups = [found[n : n + size] for n in range(0, len(found), size)]
-            found = [group[0] if axis is None else tf.concat(group, max(axis, 0)) for group in groups]
-        return found[0] if self.axes[0] != FLAT else from_rows(found[0], FLAT, self.mesh.shape[0], shape)
+            found = [group[0] if axis is None else tf.concat(group, axis) for group in groups]
+        return found[0]
 
     def gather(self, part: Any) -> tf.Tensor:
-        """Return the whole tensor, of which each replica has a part. Context: replica."""
+        """Return the whole tensor, of which each replica has a part that is not flat. Context: replica."""
         whole = tf.convert_to_tensor(part)
         for number, axis in enumerate(self.axes):
-            if axis is not None:
+            if axis is not None and axis != FLAT:
                 (whole,) = combine_in_groups([whole], [number], [axis])
         return whole
 
     def own_part(self, value: Any) -> Any:
         """This replica's part of a whole tensor. Context: replica."""
         return self.part(value, this_replica())
+
+
+def flat_layout(mesh: Mesh, layout: Layout | None = None) -> Layout:
+    """Return a layout that is divided further into flat parts along the batch, if it does not divide along it already."""
+    axes = layout.axes if layout is not None else (None,) * len(mesh.shape)
+    return Layout(mesh, axes if axes[0] is not None else (FLAT, *axes[1:]))
 
 
 class OnMesh:
@@ -190,23 +211,6 @@ class OnMesh:
             if size > 1:
                 found[number] = axis
         return None if found == [None] * len(found) else Layout(self.mesh, tuple(found))
-
-
-class MeshStrategy(OnMesh, tf.distribute.MirroredStrategy):
-    """A mesh of devices of one process."""
-
-    def __init__(self, devices: list[str], mesh: Mesh, layouts: Any) -> None:
-        ops = None if all(map(is_gpu, devices)) else tf.distribute.ReductionToOneDevice()
-        tf.distribute.MirroredStrategy.__init__(self, devices, cross_device_ops=ops)
-        self.arrange(mesh, layouts)
-
-
-class WorkerMeshStrategy(OnMesh, tf.distribute.MultiWorkerMirroredStrategy):
-    """A mesh of the devices of several workers. Context: as MultiWorkerMirroredStrategy, on every worker."""
-
-    def __init__(self, mesh: Mesh, layouts: Any) -> None:
-        tf.distribute.MultiWorkerMirroredStrategy.__init__(self)
-        self.arrange(mesh, layouts)
 
 
 def mesh_of(strategy: Any = None) -> Mesh:

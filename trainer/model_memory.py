@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.functional import find_declared_inputs
 from ..compat.keras_private.layers import layers_of
-from ..compat.keras_private.variables import find_stored_dtype
+from ..compat.keras_private.variables import find_stored_dtype, raw_value
 from ..compat.tensorflow_graphs.graphs import bytes_kept_for_backward, scratch_graph
 from ..compat.tensorflow_private.valueless_variables import variables_without_memory
 from ..distribute.arguments import show
@@ -56,6 +56,11 @@ def memory_of(model: Any, optimizer_state: int, activations: float) -> ModelMemo
 def bytes_of(*variables: Any) -> int:
     """Return the bytes of variables, in the dtype in which they are stored."""
     return sum(math.prod(each.shape) * tf.as_dtype(find_stored_dtype(each)).size for each in variables)
+
+
+def bytes_of_parts(*variables: Any) -> int:
+    """Return the bytes that a replica has of variables, which can be divided."""
+    return sum(bytes_of(*getattr(raw_value(each), "shards", [each])[:1]) for each in variables)
 
 
 def _count_kept_bytes(model: keras.Model, x: Any, y: Any, samples: int) -> int:

@@ -16,7 +16,7 @@ from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
 from ...compat.tensorflow_private.strategies import PerReplica, all_to_all, launchers_of
 from ...compat.tensorflow_private.strategies import all_gather as gather_on
 from ..hardware.devices import computes_on_gpu
-from ..mesh import FLAT, Layout, from_rows, to_rows
+from ..mesh import MATRICES, Layout, combine_in_groups, mesh_of, this_replica
 from ..replicas import bytes_of_packs, num_replicas, replica_id
 from ..step_context import current_step, step_scope
 from ..workers.agreement import place_among_workers
@@ -25,33 +25,28 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 
 def reduce_scatter(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each matrix, the sum of the matrix rows of all replicas with the number of this one, in their order.
+    """For each matrix, the sum of the matrix rows of all replicas along the batch with the number of this one, in order.
 
     The shapes are known, and the same on every replica. Context: replica.
     """
     result: list[Any] = [None] * len(matrices)
-    for pack in _packs(matrices):
-        total = _together(_OWN_SUM, tf.concat([matrices[i] for i in pack], 1))
+    for pack in pack_tensors(matrices):
+        total = _together(_OWN_SUM, tf.concat([matrices[i] for i in pack], 1), MATRICES)
         for i, shard in zip(pack, tf.split(total, [matrices[i].shape[1] for i in pack])):
             result[i] = shard
     return result
 
 
 def all_gather(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each flat shard, a matrix with those of all replicas, bitwise identical on each. Context: replica."""
-    replicas = num_replicas()
+    """For each flat shard, a matrix with those of all replicas along the batch, with the same bits. Context: replica."""
+    replicas, _ = _along_batch()
     result: list[Any] = [None] * len(shards)
-    for pack in _packs(shards):
-        rows = _together(_ALL_SHARDS, tf.concat([shards[i] for i in pack], 0))
+    for pack in pack_tensors(shards):
+        rows = _together(_ALL_SHARDS, tf.concat([shards[i] for i in pack], 0), 0)
         rows = tf.reshape(rows, [replicas, -1])
         for i, part in zip(pack, tf.split(rows, [shards[i].shape.num_elements() for i in pack], 1)):
             result[i] = part
     return result
-
-
-def gather_shards(shards: Sequence[tf.Tensor], shapes: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-    """Return the whole tensors of these shapes, from the replicas' flat shards. Context: replica."""
-    return [from_rows(rows, FLAT, num_replicas(), shape) for rows, shape in zip(all_gather(shards), shapes)]
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
@@ -105,8 +100,20 @@ class _Exchange(NamedTuple):
     launched: Callable[[Any, tf.Tensor], tf.Tensor]  # a launcher and the input of its replica -> its result
 
 
-def _together(exchange: _Exchange, mine: tf.Tensor) -> tf.Tensor:
-    """This replica's result of `exchange` over all replicas' inputs. Context: replica."""
+def _along_batch() -> tuple[int, Any]:
+    """Return how many replicas divide the batch, and this one's place among them. Context: replica."""
+    mesh = mesh_of()
+    place = mesh.place(this_replica())[0] if mesh.divides_weights else replica_id()
+    return mesh.shape[0], place
+
+
+def _together(exchange: _Exchange, mine: tf.Tensor, along: int | None = None) -> tf.Tensor:
+    """This replica's result of `exchange` over all replicas' inputs. Context: replica.
+
+    On a mesh that divides weights it is over those along the batch, for `combine_in_groups`, if `along` is given.
+    """
+    if along is not None and mesh_of().divides_weights:
+        return combine_in_groups([mine], [0], [along])[0]
 
     def across(strategy: tf.distribute.Strategy, values: Any) -> Any:
         local = list(strategy.experimental_local_results(values))
@@ -161,37 +168,34 @@ _OWN_SUM = _Exchange(_copy_sums, _launch_sum)
 _ALL_SHARDS = _Exchange(_copy_all, gather_on)
 
 
-def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Groups of indices: neighbours of one dtype, up to the bytes of a pack; a larger tensor is a separate pack."""
+def pack_tensors(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Return groups of indices, as `pack_neighbours`, for the packs of this strategy."""
+    sizes = [((tensor.shape.num_elements() or 0) * tensor.dtype.size, tensor.dtype) for tensor in tensors]
+    return pack_neighbours(sizes, bytes_of_packs())
+
+
+def pack_neighbours(sizes: Sequence[tuple[int, tf.DType]], most: int) -> list[list[int]]:
+    """Return groups of indices: neighbours of one dtype, up to `most` bytes; a larger tensor is a separate pack."""
     packs: list[list[int]] = []
-    most, left, dtype = bytes_of_packs(), 0, None
-    for index, tensor in enumerate(tensors):
-        size = (tensor.shape.num_elements() or 0) * tensor.dtype.size
-        if not packs or tensor.dtype != dtype or size > left:
+    left, last = 0, None
+    for index, (size, dtype) in enumerate(sizes):
+        if not packs or dtype != last or size > left:
             packs.append([])
-            left, dtype = most, tensor.dtype
+            left, last = most, dtype
         packs[-1].append(index)
         left -= size
     return packs
 
 
-def own_shard(value: Any, shape: Sequence[int] | None = None) -> tf.Tensor:
-    """This replica's shard of a tensor or of `tf.IndexedSlices` with unique rows: flat, of a static size.
+def own_part_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
+    """This replica's flat part of the dense value, of a shape, of slices with unique rows; only what is in it becomes dense.
 
-    `shape` is that of the variable, needed where the static shape of `value` is not known. Context: replica.
+    Context: replica.
     """
-    if isinstance(value, tf.IndexedSlices):
-        return _shard_of_slices(value, list(value.shape if shape is None else shape))
-    value = tf.convert_to_tensor(value)
-    value = value if shape is None else tf.ensure_shape(value, shape)
-    return to_rows(value, FLAT, num_replicas())[replica_id()]
-
-
-def _shard_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
-    """Return the shard of the dense value of slices; only the slices that overlap with the shard become dense."""
+    replicas, place = _along_batch()
     rows, width = shape[0], math.prod(shape[1:])
-    size = -(-rows * width // num_replicas())
-    begin = tf.cast(replica_id(), tf.int64) * size
+    size = -(-rows * width // replicas)
+    begin = tf.cast(place, tf.int64) * size
     first = begin // width
     count = min(rows, -(-size // width) + 1)
     places = tf.cast(slices.indices, tf.int64) - first

@@ -20,7 +20,7 @@ from ...compat.keras_private.optimizers import (
 from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap
 from ..arguments import one_of, show
-from ..mesh import OnMesh, mesh_of
+from ..mesh import OnMesh
 from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, make_sharded_weight
@@ -53,7 +53,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 
     Raises:
         TypeError: `strategy` is not one of these strategies.
-        ValueError: `strategy` divides weights over a mesh, `level` is none of the levels, or is not the one that the
+        ValueError: `level` is none of the levels, or is not the one that the
             strategy has, or a Pipeline cannot have it, or variables that it would shard exist already.
 
     Context: host, before the optimizer is built; with "weights" before the model is.
@@ -74,11 +74,6 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
             "`strategy` must be a tf.distribute.MirroredStrategy, a MultiWorkerMirroredStrategy or a Pipeline. "
             f"Received: {show(strategy)}"
         )
-    if mesh_of(strategy).divides_weights or getattr(strategy, "layouts", None):
-        raise ValueError(
-            f"`strategy` divides weights over the mesh {mesh_of(strategy)}, which "
-            "`sharded` does not support yet: use a mesh that divides the batch alone, or no `sharded`."
-        )
     if strategy not in _levels:
         _check_nothing_exists(strategy, level)
         accept_sharded_variables(strategy)
@@ -96,7 +91,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
     """Create the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
     held, flat = None, level_of(strategy) == "weights"
-    if flat or (isinstance(strategy, OnMesh) and _is_weight(variable)):
+    if _is_weight(variable) if isinstance(strategy, OnMesh) else flat:
         held = make_sharded_weight(strategy, variable, value, flat)
     if held is None:
         original(variable, value)

@@ -18,12 +18,12 @@ from ...compat.keras_private.variables import (
     raw_value,
 )
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
-from ..mesh import FLAT, Layout, OnMesh, mesh_of
+from ..mesh import FLAT, Layout, OnMesh, flat_layout, from_rows, mesh_of
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
-from .collectives import gather_on_host, gather_shards, own_shard, scatter_from_first
+from .collectives import all_gather, gather_on_host, scatter_from_first
 
 _numbers = itertools.count()
 
@@ -56,9 +56,8 @@ class ShardedValue(VariableStandIn):
     ) -> None:
         super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
         self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
-        mesh = mesh_of(strategy)
         self.distribute_strategy = strategy
-        self.layout = layout or Layout(mesh, (FLAT, *[None] * (len(mesh.shape) - 1)))
+        self.layout = layout or flat_layout(mesh_of(strategy))
         part = self.layout.part_shape(self.shape.as_list())
         self.shards: list[tf.Variable] = []
         for device in strategy.extended.worker_devices:
@@ -70,8 +69,8 @@ class ShardedValue(VariableStandIn):
 
     @property
     def is_flat(self) -> bool:
-        """Whether the shards are flat."""
-        return self.layout.axes[0] == FLAT
+        """Whether the shards are flat parts of the whole."""
+        return self.layout.is_flat and not self.layout.mesh.divides_weights
 
     def own(self) -> tf.Variable:
         """This replica's shard. Context: replica."""
@@ -82,7 +81,8 @@ class ShardedValue(VariableStandIn):
         if here.sees_sharded is not None:
             return tf.convert_to_tensor(here.sees_sharded(self))
         if self._is_on_replica():
-            return gather_shards([self.own().read_value()], [self.shape.as_list()])[0]
+            (rows,) = all_gather([self.own().read_value()])
+            return from_rows(rows, FLAT, len(self.layout.mesh.replicas), self.shape.as_list())
         rows = [tf.reshape(shard.read_value(), [-1]) for shard in self.shards]
         with monitored_collective():
             rows = gather_on_host(self.distribute_strategy, rows)
@@ -96,7 +96,7 @@ class ShardedValue(VariableStandIn):
             return here.sees_sharded(self).assign(value)
         value = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         if self._is_on_replica():
-            return self.own().assign(own_shard(value))
+            return self.own().assign(self.layout.own_part(value))
         with tf.device("CPU:0"):
             value = tf.identity(value)
             for number, shard in enumerate(self.shards, first_local_replica(self.distribute_strategy)):
@@ -248,11 +248,13 @@ def make_sharded_weight(
     if isinstance(value, tf.Variable) or not tf.executing_eagerly():
         return None
     layout = strategy.layout_of(variable.path, shape) if isinstance(strategy, OnMesh) else None
-    if layout is None and not (flat and is_shardable(variable, shape)):
+    if flat and is_shardable(variable, shape):
+        layout = flat_layout(mesh_of(strategy), layout)
+    if layout is None:
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout=layout)
     with (
-        tf.device(None if layout is None else "CPU:0"),
+        tf.device("CPU:0" if isinstance(strategy, OnMesh) else None),
         monitored_collective(),
     ):  # it may be too large for a device
         first: Any = tf.cast(value() if callable(value) else value, weight.dtype)

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import overwritten_by_gradient, state_of, trained_variables
 from ...compat.keras_private.variables import raw_value
-from ...distribute.mesh import FLAT, Layout, mesh_of
+from ...distribute.mesh import FLAT, Layout, Mesh, flat_layout, from_rows, mesh_of
 from ...distribute.replicas import local_copy, num_replicas
-from ...distribute.sharding.collectives import gather_shards, own_shard
+from ...distribute.sharding.collectives import all_gather, own_part_of_slices
 from ...distribute.sharding.sharded import level_of
 from ...distribute.sharding.sharded_value import (
     ShardedValue,
@@ -25,31 +25,43 @@ from ..stages.sparse_gradients import Pairs, is_sparse
 from ..stages.user_code import has_user_code
 
 
-def layout_in_stages(variable: Any) -> Layout | None:
-    """Return how the stages divide a variable; None: they do not."""
-    if level_of() is None:
-        return layout_of(variable)
-    return None if overwritten_by_gradient(variable) else Layout(mesh_of(), (FLAT,))
+def layout_in_stages(variable: Any, strategy: Any = None) -> Layout | None:
+    """Return how the stages divide a variable under a strategy (None: the current one); None: they do not."""
+    return divide_further(variable, None if level_of(strategy) is None else mesh_of(strategy))
+
+
+def divide_further(variable: Any, mesh: Mesh | None) -> Layout | None:
+    """Return the layout of a variable, and with a mesh, over which state is sharded, that of its state."""
+    layout = layout_of(variable)
+    return layout if mesh is None or overwritten_by_gradient(variable) else flat_layout(mesh, layout)
 
 
 def own_part(value: Any, layout: Layout | None, shape: Sequence[int]) -> Any:
     """This replica's part of a whole tensor or gradient of a shape."""
-    if layout is None or layout.axes[0] == FLAT:
-        return value if layout is None else own_shard(value, list(shape))
-    return layout.own_part(tf.convert_to_tensor(value))
+    if layout is None:
+        return value
+    if is_sparse(value) and layout == flat_layout(layout.mesh):
+        return own_part_of_slices(value, list(shape))
+    return layout.own_part(tf.ensure_shape(tf.convert_to_tensor(value), shape))
+
+
+def join_flat_parts(
+    parts: Sequence[tf.Tensor], layouts: Sequence[Layout | None], shapes: Sequence[Any]
+) -> list[tf.Tensor]:
+    """Return what was divided into flat parts, from those of all replicas; other parts are returned as they are."""
+    flat = [(n, layout) for n, layout in enumerate(layouts) if layout is not None and layout.is_flat]
+    found = list(parts)
+    for (n, layout), rows in zip(flat, all_gather([parts[n] for n, _ in flat])):
+        found[n] = from_rows(rows, FLAT, layout.mesh.shape[0], layout.before_flat(shapes[n]))
+    return found
 
 
 def gather_parts(
     parts: Sequence[tf.Tensor], layouts: Sequence[Layout | None], shapes: Sequence[Any]
 ) -> list[tf.Tensor]:
     """Return the whole tensors, from the parts of all replicas."""
-    flat = [layout is not None and layout.axes[0] == FLAT for layout in layouts]
-    shards = [(part, list(shape)) for part, shape, is_flat in zip(parts, shapes, flat) if is_flat]
-    rest = iter(gather_shards([part for part, _ in shards], [shape for _, shape in shards]))
-    return [
-        next(rest) if is_flat else part if layout is None else layout.gather(part)
-        for part, layout, is_flat in zip(parts, layouts, flat)
-    ]
+    joined = join_flat_parts(parts, layouts, shapes)
+    return [part if layout is None else layout.gather(part) for part, layout in zip(joined, layouts)]
 
 
 def whole_value(value: Any) -> tf.Tensor:
@@ -61,15 +73,15 @@ def whole_value(value: Any) -> tf.Tensor:
 
 def own_weight(variable: Any) -> tf.Tensor:
     """This replica's part of a trained weight, whether it is stored divided or whole."""
-    copy = tf.convert_to_tensor(own_copy(variable))
-    return copy if is_sharded(variable) else own_part(copy, layout_in_stages(variable), variable.shape)
+    copy, layout = tf.convert_to_tensor(own_copy(variable)), layout_in_stages(variable)
+    if layout is None or (is_sharded(variable) and raw_value(variable).layout == layout):
+        return copy
+    return flat_layout(layout.mesh).own_part(copy)  # of a whole weight, or of a part along the model
 
 
 def copies_of_parts(pairs: Pairs) -> Any:
     """Return how many replicas have the same part of each gradient."""
-    if level_of() is not None:
-        return 1
-    layouts = [layout_of(v) for _, v in pairs]
+    layouts = [layout_in_stages(v) for _, v in pairs]
     return [num_replicas() if layout is None else layout.copies for layout in layouts]
 
 
@@ -78,14 +90,19 @@ def stays_whole(gradient: Any, variable: Any) -> bool:
     return is_sparse(gradient) or overwritten_by_gradient(variable)
 
 
-def gradient_layouts(flat: Layout | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
+def gradient_layouts(mesh: Mesh | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
     """For each pair how a partitioned step gives the sum of the gradient to an optimizer; None: this sums it itself.
 
-    `flat` is the layout of optimizer state that is sharded.
+    `mesh` is as for `divide_further`.
     """
-    if flat is None or optimizer.gradient_aggregator is not None:
-        return [layout_of(v) if g is not None else None for g, v in pairs]
-    return [None if g is None or stays_whole(g, v) else flat for g, v in pairs]
+
+    def find_layout(gradient: Any, variable: Any) -> Layout | None:
+        itself = optimizer.gradient_aggregator is not None or stays_whole(gradient, variable)
+        if gradient is None or (itself and layout_of(variable) is None):
+            return None
+        return divide_further(variable, mesh)
+
+    return [find_layout(*pair) for pair in pairs]
 
 
 def divide_state(optimizer: Any) -> None:
@@ -94,9 +111,10 @@ def divide_state(optimizer: Any) -> None:
     for each in inner_optimizers(optimizer) or [optimizer]:
         state = state_of(each)
         for variable in trained_variables(each):
-            if (layout := layout_of(variable)) is not None:
-                alike = [held for held in state(variable) if held.shape == variable.shape]
-                late += [(held, layout) for held in alike if layout_of(held) is None]
+            if (layout := layout_in_stages(variable)) is not None:
+                others = [held for held in state(variable) if held is not variable]
+                alike = [held for held in others if held.shape == variable.shape]
+                late += [(held, layout) for held in alike if layout_of(held) != layout]
     if late:
         strategy = tf.distribute.get_strategy()
         run_in_thread(lambda: [shard_variable(held, strategy, layout) for held, layout in late])
@@ -112,9 +130,9 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
     if any(each.gradient_aggregator is not None for each in inner_optimizers(optimizer) or [optimizer]):
         found.append("`gradient_aggregator`")
     if found:
-        divided = next(v for v in variables if layout_of(v) is not None)
+        divided = [f"{v.path!r} of shape {tuple(v.shape)}" for v in variables if layout_of(v) is not None]
         raise ValueError(
-            f"The layout map divides weights ({divided.path!r} of shape {tuple(divided.shape)}), with which this is not "
+            f"The mesh {mesh_of()} divides weights{f' ({divided[0]})' if divided else ''}, with which this is not "
             f"supported: {', '.join(found)}. Leave it out, or use a mesh that divides the batch alone."
         )
 
@@ -124,9 +142,8 @@ def create_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractCon
 
     Context: eager, in the scope of the strategy.
     """
-    strategy, layout = getattr(raw_value(reference), "distribute_strategy", None), layout_of(reference)
-    if layout is not None:
-        return create_in_shards(strategy, list(reference.shape), initializer, layout)
-    if strategy is None or level_of(strategy) is None or overwritten_by_gradient(reference):
+    strategy = getattr(raw_value(reference), "distribute_strategy", None)
+    layout = None if strategy is None else layout_in_stages(reference, strategy)
+    if layout is None:
         return contextlib.nullcontext()
-    return create_in_shards(strategy, list(reference.shape), initializer)
+    return create_in_shards(strategy, list(reference.shape), initializer, layout)

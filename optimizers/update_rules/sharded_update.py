@@ -18,8 +18,8 @@ from ...compat.keras_private.optimizers import (
     variable_key,
 )
 from ...compat.keras_private.variables import direct_writes, raw_value, with_shapes
-from ...distribute.mesh import FLAT, to_rows
-from ...distribute.replicas import function_of_its_own, local_copy, num_replicas
+from ...distribute.mesh import FLAT, mesh_of, to_rows
+from ...distribute.replicas import function_of_its_own, num_replicas
 from ...distribute.sharding.collectives import reduce_scatter
 from ...distribute.sharding.sharded import find_unsharded_state, level_of
 from ...distribute.sharding.sharded_value import (
@@ -45,6 +45,7 @@ from .parts import (
     copies_of_parts,
     divide_state,
     gather_parts,
+    join_flat_parts,
     layout_in_stages,
     own_part,
     own_weight,
@@ -66,8 +67,8 @@ def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
     A built optimizer may have made state before it was ours, or under another strategy. In a trace the variables are made
     in another thread.
     """
-    if level_of() is None:
-        divided = any(layout_of(v) is not None for v in variables)
+    if level_of() is None or mesh_of().divides_weights:
+        divided = level_of() is not None or any(layout_of(v) is not None for v in variables)
         if divided:
             check_parts(optimizer, variables)
             with direct_writes():
@@ -91,6 +92,11 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     pairs = fit_to_send(pairs)
     flat = level_of() is not None
     scattered = [flat and not (stays_whole(g, v) or id(v) in options.summed) for g, v in pairs]
+    if any(scattered) and mesh_of().divides_weights:
+        raise ValueError(
+            f"An optimizer whose state is divided over the mesh {mesh_of()} was called in `strategy.run`: call it in a "
+            "step of `fit`, or in a function that `unisono.replica_step` wraps."
+        )
     # Where the number of samples is unknown, a gradient's shape can be too: its variable's is known.
     given = [tf.ensure_shape(g, v.shape) for (g, v), cut in zip(pairs, scattered) if cut]
     shards = iter(reduce_scatter([to_rows(g, FLAT, num_replicas()) for g in given]))
@@ -232,17 +238,12 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
 
 
 def _write_weights(variables: Sequence[Any], shards: Sequence[tf.Tensor]) -> None:
-    """Write new shards of weights: sharded weights keep them, of the others the whole is all-gathered."""
-    new = list(zip(variables, shards))
-    for variable, shard in new:
-        if is_sharded(variable):
-            own_copy(variable).assign(shard)
-    copied = [(v, shard) for v, shard in new if not is_sharded(v)]
-    wholes = (
-        gather_parts(*zip(*[(shard, layout_in_stages(v), v.shape) for v, shard in copied])) if copied else []
-    )
-    for (variable, _), value in zip(copied, wholes):
-        local_copy(variable).assign(value)
+    """Write new shards of weights, joined along the batch where they are smaller than what a replica stores."""
+    stored = [raw_value(v).layout if is_sharded(v) else None for v in variables]
+    layouts = [layout_in_stages(v) for v in variables]
+    smaller = [None if own == layout else layout for own, layout in zip(stored, layouts)]
+    for variable, value in zip(variables, join_flat_parts(shards, smaller, [v.shape for v in variables])):
+        own_copy(variable).assign(value)
 
 
 def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:

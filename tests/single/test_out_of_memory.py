@@ -81,3 +81,18 @@ def test_what_is_done_already_is_not_advised():
         model.fit(X, X[:, :4], batch_size=32, epochs=2, verbose=0, callbacks=[NoMemory()])
     (note,) = [note for note in caught.value.__notes__ if "Memory" in note]
     assert "; sharded optimizer (" not in note and "; sharded gradients (" not in note
+
+
+def test_note_on_a_mesh_has_the_bytes_of_parts():
+    devices = [f"cpu:{number}" for number in range(4)]
+    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((2, 2), ("batch", "model"), devices))
+    layouts[".*kernel"] = (None, "model")
+    distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    model = compiled(unisono.distribute.sharded(unisono.distribute.strategy_of(distribution)))
+    with pytest.raises(tf.errors.ResourceExhaustedError) as caught:
+        model.fit(X, X[:, :4], batch_size=32, epochs=2, verbose=0, callbacks=[NoMemory()])
+    (note,) = [note for note in caught.value.__notes__ if "Memory" in note]
+    # Half of both kernels (192 values) and both biases (20), and a quarter of the kernels' and half of the biases' state.
+    state = 4 * 2 * (192 // 4 + 20 // 2)
+    assert "16 samples on the mesh {'batch': 2, 'model': 2}: weights 464 bytes" in note
+    assert f"optimizer state {state}" in note or f"optimizer state {state + 12}" in note

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ from meshes import check_equal, float64, strategy_for  # noqa: F401  (a fixture)
 
 import unisono
 from unisono.distribute import global_batch_size, sharded
+from unisono.distribute.mesh import combine_in_groups
+from unisono.trainer.partition.steps import step_collectives
 
 R = np.random.default_rng(0)
 X = R.normal(size=(16, 4))
@@ -204,6 +207,65 @@ def test_block_of_a_transformer_communicates_as_megatron_does():
     assert collections.Counter(along) == {("all-reduce", "8x6x8 float64"): 4}
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_divided_vocabulary_is_never_gathered(tied):
+    class Tied(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.matmul(x, keras.ops.transpose(embedding.embeddings))
+
+    keras.utils.set_random_seed(1)
+    with strategy_for((1, 4), ROWS if tied else ROWS | HEAD).scope():
+        tokens = keras.Input((6,), dtype="int32")
+        embedding = keras.layers.Embedding(16, 8, name="embedding")
+        x = keras.layers.LayerNormalization()(embedding(tokens))
+        out = Tied()(x) if tied else keras.layers.Dense(16, name="head")(x)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = compiled(unisono.Model(tokens, out), "sgd", loss, metrics=["sparse_categorical_accuracy"])
+    found = model.explain_step(TOKENS[:8], NEXT[:8]).collectives
+    along = [(each.kind, each.what) for each in found if each.over == "model"]
+    # Of activations: one sum of the embedding forward, and one of the head backward. Of the loss: the largest logit, the
+    # sum of the powers, the logit of the class. Of the accuracy: the largest logit, and its place.
+    assert collections.Counter(along) == {
+        ("all-reduce", "8x6x8 float64"): 2, ("all-reduce", "48x1 float64"): 2, ("all-reduce", "8x6 float64"): 1,
+        ("all-reduce", "8x6x1 float64"): 1, ("all-reduce", "8x6 int32"): 1,
+    }  # fmt: skip
+
+
+def test_sums_of_gradients_share_packs(monkeypatch):
+    """As many collectives along the batch with eight layers as with two: one of the kernels and biases of all of them."""
+    sent = []
+
+    def counted(tensors, axes, *rest):
+        sent.extend((axis, tuple(tensor.shape)) for tensor, axis in zip(tensors, axes))
+        return combine_in_groups(tensors, axes, *rest)
+
+    monkeypatch.setattr(step_collectives, "combine_in_groups", counted)
+
+    def trained(layers):
+        keras.utils.set_random_seed(1)
+        inputs = x = keras.Input((4,))
+        for _ in range(layers):
+            x = keras.layers.Dense(4, name=f"down_{_}")(keras.layers.Dense(8, "tanh", name=f"up_{_}")(x))
+        model = compiled(unisono.Model(inputs, x), unisono.optimizers.SGD(0.1))
+        model.fit(X, X, batch_size=7, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    layouts = {
+        ".*up.*/kernel": (None, "model"),
+        ".*up.*/bias": ("model",),
+        ".*down.*/kernel": ("model", None),
+    }
+    counts = []
+    for layers in (1, 4):
+        expected = trained(layers)
+        sent.clear()
+        with strategy_for((2, 2), layouts).scope():
+            found = trained(layers)
+        check_equal(found, expected)
+        counts.append(sum(axis == 0 for axis, _ in sent))
+    assert counts[0] == counts[1]
+
+
 class Contrastive(unisono.Model):
     """A loss that compares samples, in a custom step."""
 
@@ -296,9 +358,87 @@ def test_unknown_axis_of_a_mesh_is_an_error_of_keras():
         strategy_for((1, 2), {"a": ("models",)})
 
 
-def test_sharded_state_on_divided_weights_raises():
-    with pytest.raises(ValueError, match=r"'model': 2.*`sharded` does not support"):
-        sharded(strategy_for((1, 2), MLP))
+SHARDED = {  # the mesh, and the shapes of the parts of the state of `up/kernel` (4, 8), and of the norm's `gamma` (8,)
+    (1, 2): ((16,), (8,)),
+    (2, 2): ((8,), (4,)),
+    (1, 4): ((8,), (8,)),
+    (2, 1): ((16,), (4,)),
+}
+
+
+def state_of(model, path):
+    return [v for v in model.optimizer.variables if path in v.path]
+
+
+def of_sharded(optimizer, **options):
+    model = compiled(mlp(), optimizer, **options)
+    return model, fitted(model, X, X[:, :2], 2)
+
+
+@pytest.mark.parametrize("level", ["optimizer", "weights"])
+@pytest.mark.parametrize("shape", SHARDED, ids=str)
+@pytest.mark.short("(2, 2)-optimizer", "(2, 2)-weights")
+def test_state_is_divided_over_the_batch_within_each_part(shape, level, tmp_path):
+    make = lambda: unisono.optimizers.Adam(0.05, global_clipnorm=0.5, weight_decay=0.01)  # noqa: E731
+    _, expected = of_sharded(make())
+    with sharded(strategy_for(shape, MLP), level).scope():
+        model, found = of_sharded(make())
+    check_equal(found, expected)
+    check_parts(model)
+    kernel, gamma = SHARDED[shape]
+    assert [parts_of(v) for v in state_of(model, "up_kernel")] == [[kernel] * math.prod(shape)] * 2
+    assert [parts_of(v) for v in state_of(model, "gamma")] == [[gamma] * math.prod(shape)] * 2
+    stored = [kernel] if level == "weights" else [(4, 8 // shape[1])]
+    assert shape[1] == 1 or {*parts_of(model.get_layer("up").kernel)} == {*stored}
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    with sharded(strategy_for((4, 1), MLP)).scope():
+        other = unisono.load_model(path)
+    check_equal(
+        [v.numpy() for v in other.optimizer.variables], [v.numpy() for v in model.optimizer.variables]
+    )
+    check_equal([other.predict(X, verbose=0)], [model.predict(X, verbose=0)])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.short("clipnorm and accumulation", "loss scale")
+def test_options_of_optimizers_work_on_state_over_both_axes(name):
+    expected = of_options(OPTIONS[name]())
+    for layouts in (MLP, OVER_BOTH):
+        with sharded(strategy_for((2, 2), layouts)).scope():
+            found = of_options(OPTIONS[name]())
+        check_equal(found, expected)
+
+
+def test_sparse_gradients_and_three_axes_work_on_state_over_both_axes():
+    def trained():
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model = compiled(transformer(), unisono.optimizers.Adam(0.01), loss)
+        return [*fitted(model, TOKENS, NEXT)]
+
+    expected = trained()
+    names = ("batch", "expert", "model")
+    for shape, layouts in (((2, 2), MEGATRON), ((1, 2, 2), LAYOUTS["rows"])):
+        with sharded(strategy_for(shape, layouts, names if len(shape) == 3 else names[::2])).scope():
+            found = trained()
+        check_equal(found, expected)
+
+
+def test_mixed_precision_on_state_over_both_axes():
+    def trained():
+        keras.utils.set_random_seed(1)
+        model = mlp()
+        for layer in model.layers:
+            layer.dtype_policy = "mixed_bfloat16"
+        model = compiled(model, unisono.optimizers.Adam(0.05))
+        model.fit(X, X[:, :2], batch_size=7, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    keras.config.set_floatx("float32")
+    expected = trained()
+    with sharded(strategy_for((2, 2), MLP)).scope():
+        found = trained()
+    check_equal(found, expected, 0.05)
 
 
 NOT_SUPPORTED = {
@@ -344,7 +484,8 @@ def test_pattern_without_a_variable_warns_with_the_nearest_path():
         model.fit(X, X[:, :2], batch_size=8, verbose=0)
 
 
-def test_backup_of_divided_weights_resumes_on_another_mesh(tmp_path):
+@pytest.mark.parametrize("over", [lambda each: each, sharded], ids=["parts", "sharded"])
+def test_backup_of_divided_weights_resumes_on_another_mesh(over, tmp_path):
     def trained(epochs):
         model = compiled(mlp(), unisono.optimizers.Adam(0.05))
         backup = unisono.callbacks.BackupAndRestore(str(tmp_path / "backup"), delete_checkpoint=False)
@@ -353,11 +494,12 @@ def test_backup_of_divided_weights_resumes_on_another_mesh(tmp_path):
 
     expected = compiled(mlp(), unisono.optimizers.Adam(0.05))
     expected.fit(X, X[:, :2], batch_size=8, epochs=2, verbose=0)
-    with strategy_for((2, 2), MLP).scope():
+    with over(strategy_for((2, 2), MLP)).scope():
         trained(1)
-    with strategy_for((1, 4), MLP).scope():
+    with over(strategy_for((1, 4), MLP)).scope():
         found = trained(2)
-    check_equal(found[: len(expected.weights)], expected.get_weights())
+    state = [v.numpy() for v in expected.optimizer.variables]
+    check_equal(found, [*expected.get_weights(), *state])
 
 
 def test_model_under_set_distribution_has_its_layouts():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 import numpy as np
 import pytest
 from helpers import FLOAT64
@@ -65,6 +68,22 @@ def test_killed_mesh_of_workers_resumes_on_any_mesh(start_workers, alone, axes, 
     second = start_workers("meshed", replicas=2, arguments=[axes, shape, "initialize", "backup"])
     second.succeed()
     check(second, {name: value for name, value in alone.items() if not name.startswith("history")})
+
+
+LOST = {
+    "dies": r"lost contact with worker 1|heartbeats|Connection reset|failed to connect",
+    "stops": r"lost contact with worker 1: worker 0 has waited \d+ s",  # of at most 8
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("axes", ["batch,model", "model,batch"])
+@pytest.mark.parametrize("fault", LOST)
+def test_lost_worker_of_a_mesh_is_an_error_on_the_other(start_workers, axes, fault):
+    workers = start_workers("meshed", replicas=2, arguments=[axes, "2x2", "initialize", fault], timeout=8)
+    assert workers.processes[0].wait() == os.EX_TEMPFAIL
+    printed = workers.printed(0) + workers.printed(0, "err")
+    assert re.search(LOST[fault], printed), printed[-4000:]
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from .sizes.extents import find_shapes
 from .sizes.intervals import ANY, find_interval
 from .sizes.size_arrays import extents_of
 from .sizes.size_values import find_value
-from .values import SLICES, WHOLE, Values
+from .values import MAKES_PARTS, SLICES, WHOLE, Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
@@ -156,6 +156,8 @@ class Builder(Values):
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
             values[number].labels = tuple(map(settle_label, labels))
+        if op.type in MAKES_PARTS and len(self.program.mesh) > 1:
+            self.makers[outputs[0]] = copy
         free = all(
             (number in self.again and values[number].free)
             or (want is not None and want.kind in ("replicated", "sizes"))

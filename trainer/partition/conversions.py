@@ -22,7 +22,7 @@ from .labels import (
     is_stored,
 )
 from .rules import PARTIAL_MEAN
-from .sizes.size import per_sample
+from .sizes.size import Extent, per_sample
 
 
 @dataclasses.dataclass
@@ -77,6 +77,8 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
         return part_of(rows[replica.replica_id], tensor.shape, want, replica)
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
+    if want.kind == "within":
+        return _within_part(tensor, want.counts, replica)
     if is_sharded(have) and is_sharded(want):
         if want.counts and not have.counts:
             return _from_own_first(tensor, want, replica)
@@ -206,6 +208,19 @@ def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.T
     if want.column:
         first *= tf.one_hot(0, positions.shape[-1], dtype=positions.dtype)
     return positions - first
+
+
+def _within_part(positions: tf.Tensor, extent: Extent, replica: Replica) -> tf.Tensor:
+    """Return positions from the start of a replica's part of an axis, and -1 for those in other parts.
+
+    Those outside of the axis are outside of each part, too, so that operations reject them as on one device.
+    """
+    each = extent // replica.global_samples if isinstance(extent, int) else per_sample(extent)
+    numbers = (_start_held(replica), replica.held, replica.global_samples)
+    first, size, whole = (tf.cast(number * each, positions.dtype) for number in numbers)
+    own = positions - first
+    others = (positions >= 0) & (positions < whole) & ((own < 0) | (own >= size))
+    return tf.where(others, tf.constant(-1, own.dtype), own)
 
 
 def _start_held(replica: Replica) -> Any:

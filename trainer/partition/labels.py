@@ -16,6 +16,8 @@ class Label(NamedTuple):
         PARTIAL_SUM  T = sum_r t_r
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
+        WITHIN       T are positions along a divided axis of the extent `counts`; t_r are counted from the start of this
+                     replica's part, and -1 outside of it
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
         STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
                      operation computes with T
@@ -80,6 +82,11 @@ def label_sharded(
 def sizes(axis: int, chosen: Any = None) -> Label:
     """Return the label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
+
+
+def label_within(extent: Extent) -> Label:
+    """Return the label of positions along a divided axis of this extent, from the start of a replica's part."""
+    return Label("within", counts=extent)
 
 
 def label_stored(axis: int) -> Label:

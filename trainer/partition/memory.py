@@ -4,14 +4,16 @@ Nodes are made again where the backward pass reads their results, and wait (`Nod
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Sequence
 
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.edges import holds_numbers
 from ...compat.tensorflow_graphs.gradients import is_of_a_gradient
-from .labels import PARTIAL_SUM, is_stored
-from .program import Convert, Copy, Node, Program
+from ...distribute.sharding.collectives import pack_neighbours
+from .labels import PARTIAL_SUM, REPLICATED, is_stored
+from .program import Apply, Convert, Copy, Node, Program
 
 _WHOLE = 2
 """Weights that are whole at a time."""
@@ -28,6 +30,7 @@ def save_memory(program: Program, calls: Sequence[Collection[str]], most: int) -
     _let_gathers_wait(program)
     if most:
         _let_gradients_wait(program, most)
+        _let_sums_share_packs(program, most)
     program.drop_unread()
 
 
@@ -189,6 +192,25 @@ def _let_gradients_wait(program: Program, most: int) -> None:
         elif sums and _reads_numbers(node) and node.inputs and not program.find_fixed(node):
             node.after = (*node.after, *sums)
             waiting.update(node.outputs)
+
+
+def _let_sums_share_packs(program: Program, most: int) -> None:
+    """Let sums for an optimizer along an axis of the mesh wait for those of their pack, so that they are sent together."""
+    makers = {number: (at, node) for at, node in enumerate(program.nodes) for number in node.outputs}
+    for apply in (node for node in program.nodes if isinstance(node, Apply)):
+        alike: dict[tuple[int, tf.DType], list[tuple[int, Convert]]] = {}
+        for at, node in (makers[number] for number in apply.inputs if number in makers):
+            if isinstance(node, Convert) and program.labels_around(node) == (PARTIAL_SUM, REPLICATED):
+                alike.setdefault((node.axis, program.values[node.source].dtype), []).append((at, node))
+        for (_, dtype), sums in alike.items():
+            shapes = [program.local_shape(node.source) or [None] for _, node in sums]
+            sizes = [
+                math.prod(n if isinstance(n, int) else most for n in shape) * dtype.size for shape in shapes
+            ]
+            for pack in pack_neighbours([(size, dtype) for size in sizes], most):
+                sources = [sums[n][1].source for n in pack]
+                for at, node in (sums[n] for n in pack):
+                    node.after = tuple(n for n in sources if makers.get(n, (0,))[0] < at and n != node.source)
 
 
 def _number_to_come(packs: Sequence[tuple[int, tf.DType, int]], most: int) -> int:

@@ -216,7 +216,11 @@ class _Copier:
             for number, value in zip(node.outputs, fixed):
                 self.values[number] = tf.constant(value, values[number].dtype)
             return
-        given = [self.values[number] for number in node.inputs]
+        given, found = [self.values[number] for number in node.inputs], None
+        if node.op.type == "GatherV2" and any(
+            each.kind == "within" for each in values[node.inputs[1]].labels
+        ):
+            given[1], found = _own_rows(*given)
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
@@ -232,6 +236,7 @@ class _Copier:
                 extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
                 first = extent * tf.cast(self._replica.samples_before, tf.int64) // held
                 self._replica.first_positions[label.chosen] = first
+            tensor = tensor if found is None else where(found, tensor)
             for each, place in zip(made, self._places):
                 tensor = after(tensor, each, place)
             if node.of_samples and label == PARTIAL_SUM:
@@ -255,6 +260,12 @@ class _Copier:
 
         shapes = [_loop_shape(value, tensor) for value, tensor in zip(arguments, source.inputs)]
         return new_function(name + "_on_replica", source, build, shapes, arguments)
+
+
+def _own_rows(table: tf.Tensor, rows: tf.Tensor, axis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return the numbers of the rows of a lookup in a part of a table, and where in the result they are this part's."""
+    behind = (table.shape.rank or 0) - 1 - int(tf.get_static_value(axis)) % (table.shape.rank or 1)
+    return tf.where(rows == -1, tf.zeros_like(rows), rows), (rows != -1)[(..., *[tf.newaxis] * behind)]
 
 
 def _loop_shape(given: Any, traced: Any) -> Any:

@@ -19,12 +19,14 @@ from .labels import (
     is_partial,
     is_sharded,
     is_stored,
+    label_within,
     needs_collective,
     sizes,
     with_label,
 )
 from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Program, Value, of_one_sample
 from .rules.lists import EMPTY
+from .rules.shapes import find_reshaped
 
 _ADDS_UP = """
     AddN AddV2 Add Sub Neg Identity IdentityN StopGradient PreventGradient Cast BiasAdd Reshape
@@ -33,6 +35,9 @@ _ADDS_UP = """
 """
 """Operations that add up partial sums, move their numbers or read their shapes."""
 _KEEPS_PARTS = ("Cast", "Identity", "StopGradient")
+_OF_PARTS = ("Cast", "AddV2", "AddN", "Mul", "RealDiv", "Identity", "StopGradient")
+MAKES_PARTS = ("OneHot", "UnsortedSegmentSum", "BroadcastTo", "Tile", "Reshape", *_OF_PARTS)
+"""Operations that can make a part of their result alone, from numbers of rows, one number, or parts."""
 SLICES: Labels = ()
 """Instead of the labels that an optimizer needs of a gradient: it is `tf.IndexedSlices`, values and indices."""
 WHOLE: Labels = (REPLICATED,)
@@ -53,6 +58,7 @@ class Values:
         states: the ids of assigned tensors; a read of a statistic among them reads its mean.
         made: the numbers of converted values, by the number of the original value, the axis of the mesh and the label.
         again: the operations that can make a value whole once more, by its number.
+        makers: the operations that can make a part of a value alone, by its number.
         producers: the names of the operations that made lists, by the number of the list.
     """
 
@@ -66,6 +72,7 @@ class Values:
     states: set[int] = dataclasses.field(default_factory=set)
     made: dict[Any, int] = dataclasses.field(default_factory=dict)
     again: dict[int, Copy] = dataclasses.field(default_factory=dict)
+    makers: dict[int, Copy] = dataclasses.field(default_factory=dict)
     producers: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def add(self, value: Value) -> int:
@@ -99,8 +106,15 @@ class Values:
             have, want = value.labels[axis], _resolve_request(value, axis, want)
             if want is not None and is_sharded(have) and needs_collective(have, want) and len(wants) > 1:
                 number = self._along(axis, number, REPLICATED, cause)
-        for axis, want in enumerate(wants):
-            number = self._along(axis, number, want, cause)
+        have = self.program.values[number].labels
+        # What is cut along the model is smaller along the batch. Flat parts are those of what the others leave.
+        order = [
+            0 if want is not None and is_sharded(want) and label == REPLICATED else 1
+            for want, label in zip(wants, have)
+        ]
+        order[:1] = [2 if want is not None and is_stored(want) else 1 for want in wants[:1]]
+        for axis in sorted(range(len(wants)), key=order.__getitem__):
+            number = self._along(axis, number, wants[axis], cause)
         return number
 
     def gather(self, number: int, op: tf.Operation) -> int:
@@ -137,6 +151,8 @@ class Values:
             return self.made[number, axis, want]
         if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
             return self._make_whole(number)
+        if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
+            return part
         if is_stored(want) and have == STATISTIC:
             return self._along(axis, self._along(axis, number, PARTIAL_SUM, cause), want, cause)
         scattered = is_stored(want) and have == PARTIAL_SUM
@@ -159,6 +175,47 @@ class Values:
             self.program.nodes.append(Convert([number], [target], cause, axis))
         self.made[key] = target
         return target
+
+    def _make_part(self, number: int, axis: int, want: Label) -> int | None:
+        """Return a part of a value that is the same along an axis of the mesh: its operation makes this part alone."""
+        copy = self.makers.get(number)
+        wants = self._find_wants_of_part(copy, number, axis, want)
+        if copy is None or wants is None:
+            return None
+        inputs = [self._along(axis, each, own, copy.op) for each, own in zip(copy.inputs, wants)]
+        value = self.program.values[number]
+        target = self.add(dataclasses.replace(value, labels=with_label(value.labels, axis, want), free=False))
+        made = [with_label(copy.made[0], axis, want)]
+        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made))
+        self.made[number, axis, want] = target
+        return target
+
+    def _find_wants_of_part(
+        self, copy: Copy | None, number: int, axis: int, want: Label
+    ) -> Sequence[Label | None] | None:
+        """Return the labels with which an operation makes a part; None: it makes the whole."""
+        values = self.program.values
+        value, kind = values[number], "" if copy is None else copy.op.type
+        if copy is None or value.labels[axis] != REPLICATED or want.blocks > 1 or value.shape is None:
+            return None
+        extent = value.shape[want.axis]
+        if kind == "OneHot":
+            at = copy.op.get_attr("axis") % len(value.shape)
+            return [label_within(extent), sizes(0), None, None] if at == want.axis else None
+        if kind == "UnsortedSegmentSum":
+            return [None, label_within(extent), sizes(0)] if want.axis == 0 else None
+        given = [values[each].shape for each in copy.inputs]
+        first, wants = given[0] or value.shape, list[Label | None]()
+        if kind in ("BroadcastTo", "Tile"):
+            shape = [1] * (len(value.shape) - len(first)) + first
+            return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
+        if kind == "Reshape":
+            wants = [find_reshaped(want, value.shape, first, self.program.mesh[axis]), sizes(want.axis)]
+        elif all(shape in ([], value.shape) for shape in given):
+            wants = [None if shape == [] else want for shape in given]
+        parts = [(each, own) for each, own in zip(copy.inputs, wants) if own is not None and is_sharded(own)]
+        can = all(self._find_wants_of_part(self.makers.get(each), each, axis, own) for each, own in parts)
+        return wants if parts and can else None
 
     def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
         """Return the number of the value of a tensor: of an assigned statistic, its mean."""

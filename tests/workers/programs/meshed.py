@@ -1,11 +1,12 @@
 """A worker, or a process alone, that trains on a mesh: writes what it has computed to `<folder>/<its number>.npz`.
 
 Arguments: a folder, then in any order the names of the axes ("batch model" or "model batch"), "initialize" to let Keras join
-the cluster, "backup" to resume, "dies" to kill the last worker.
+the cluster, "backup" to resume, "dies" to kill the last worker, "stops" to stop it.
 """
 
 import os
 import pathlib
+import signal
 import sys
 
 import keras
@@ -44,11 +45,11 @@ def build():
 
 
 class Dies(keras.callbacks.Callback):
-    """Kills the last worker in the second epoch."""
+    """Kills the last worker in the second epoch, or stops it."""
 
     def on_epoch_begin(self, epoch, logs=None):
         if epoch == 1 and unisono.distribute.worker_index() == 1:
-            os.kill(os.getpid(), 9)
+            os.kill(os.getpid(), signal.SIGSTOP if "stops" in rest else signal.SIGKILL)
 
 
 if axes == "none":
@@ -64,7 +65,7 @@ else:
     strategy = unisono.distribute.strategy_of(distribution)
     with strategy.scope():
         model = build()
-callbacks = [Dies()] if "dies" in rest else []
+callbacks = [Dies()] if {"dies", "stops"} & {*rest} else []
 if "backup" in rest:
     path = str(pathlib.Path(folder).parent / "backup")
     callbacks.append(unisono.callbacks.BackupAndRestore(path, delete_checkpoint=False))

@@ -14,6 +14,7 @@ from ..labels import (
     is_partial,
     is_sharded,
     label_sharded,
+    label_within,
     sizes,
 )
 from ..sizes.size import Extent, per_sample
@@ -39,6 +40,8 @@ def _gather(view: View) -> Ruling:
         and _counts_samples(view, view.op.inputs[1], extent)
     ):
         return [None, label_sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
+    if is_sharded(params) and params.axis == axis and _is_in_parts(view, batch, axis):
+        return [None, label_within(extent), REPLICATED], [PARTIAL_SUM]
     if batch:
         if are_together(params, indices) and params.axis < batch and not indices.counts:
             return [None, None, REPLICATED], [params]
@@ -55,6 +58,14 @@ def _gather(view: View) -> Ruling:
     if params == PARTIAL_SUM and not is_sharded(indices):
         return view.keep(PARTIAL_SUM)
     raise Gather
+
+
+def _is_in_parts(view: View, batch: int, axis: int) -> bool:
+    """Return whether a lookup finds what its part has, and 0 elsewhere: by parts of a model, or one entry of each row."""
+    params, indices = view.labels[:2]
+    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else not view.mesh.of_batch)
+    numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
+    return known and numbers and (indices == REPLICATED or view.values[1].free)
 
 
 @rule("ResourceGather")

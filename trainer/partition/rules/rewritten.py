@@ -13,7 +13,14 @@ from ..sizes.size_arrays import plain
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
     """Return the graph of a function of the inputs that is equivalent to an operation; None: it has a rule."""
-    function = {"Mean": _mean, "SparseSoftmaxCrossEntropyWithLogits": _entropy_of_columns}.get(op.type)
+    function: Any = {
+        "Mean": _mean,
+        "SparseSoftmaxCrossEntropyWithLogits": _sparse_entropy,
+        "SoftmaxCrossEntropyWithLogits": _dense_entropy,
+        "Softmax": _softmax,
+        "LogSoftmax": _softmax,
+        "ArgMax": _first_largest,
+    }.get(op.type)
     found = None if function is None else function(op, values)
     return None if found is None else graph_of(found, op.inputs)
 
@@ -37,20 +44,69 @@ def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Te
     return mean
 
 
-def _entropy_of_columns(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
-    """Return the cross-entropy of logits whose classes are the samples, as reductions over the classes."""
-    logits, labels = values
-    if not is_sharded(logits.label) or logits.label.axis != 1 or logits.label.chosen:
+def _is_divided(value: Value, axis: int) -> bool:
+    """Return whether replicas have parts of an axis of a tensor, along any axis of the mesh."""
+    return any(is_sharded(label) and label.axis == axis and not label.chosen for label in value.labels)
+
+
+def _logs_of_shares(logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return `logits` less their maximum along the last axis, the powers of that, and the sum of these."""
+    shifted = logits - tf.reduce_max(logits, -1, keepdims=True)
+    powers = tf.exp(shifted)
+    return shifted, powers, tf.reduce_sum(powers, -1, keepdims=True)
+
+
+def _softmax(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return a softmax over divided classes, or its logarithm, as reductions over the classes."""
+    if not _is_divided(values[0], (op.inputs[0].shape.rank or 0) - 1):
         return None
-    if labels.label != REPLICATED and not labels.free:
+
+    def softmax(logits: tf.Tensor) -> list[tf.Tensor]:
+        shifted, powers, sums = _logs_of_shares(logits)
+        return [powers / sums if op.type == "Softmax" else shifted - tf.math.log(sums)]
+
+    return softmax
+
+
+def _sparse_entropy(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return the cross-entropy of divided classes, as reductions over the classes, and lookups of those of the labels."""
+    logits, labels = values
+    along = [n for n, label in enumerate(logits.labels) if is_sharded(label) and label.axis == 1]
+    if not _is_divided(logits, 1) or any(labels.labels[n] != REPLICATED and not labels.free for n in along):
         return None
 
     def entropy(logits: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
-        shifted = logits - tf.reduce_max(logits, 1, keepdims=True)
-        powers = tf.exp(shifted)
-        sums = tf.reduce_sum(powers, 1, keepdims=True)
-        chosen = tf.one_hot(labels, tf.shape(logits)[1], True, False)
-        loss = tf.math.log(sums[:, 0]) - tf.reduce_sum(tf.where(chosen, shifted, 0), 1)
-        return [loss, powers / sums - tf.cast(chosen, logits.dtype)]
+        shifted, powers, sums = _logs_of_shares(logits)
+        loss = tf.math.log(sums)[:, 0] - tf.gather(shifted, labels, axis=1, batch_dims=1)
+        shares = powers / sums
+        return [loss, tf.where(tf.one_hot(labels, tf.shape(logits)[1], True, False), shares - 1, shares)]
 
     return entropy
+
+
+def _dense_entropy(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return the cross-entropy of divided classes with a share of each, as reductions over the classes."""
+    if not any(_is_divided(value, 1) for value in values):
+        return None
+
+    def entropy(logits: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        shifted, powers, sums = _logs_of_shares(logits)
+        return [tf.reduce_sum(labels * (tf.math.log(sums) - shifted), 1), powers / sums - labels]
+
+    return entropy
+
+
+def _first_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return the position of the first largest number along a divided axis, as reductions."""
+    fixed, rank, dtype = plain(values[1].constant), op.inputs[0].shape.rank, op.outputs[0].dtype
+    axis = None if fixed is None or not rank else int(fixed.ravel()[0]) % rank
+    if axis is None or not rank or not _is_divided(values[0], axis) or not values[0].dtype.is_floating:
+        return None
+
+    def position(x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
+        extent = tf.shape(x, dtype)[axis]
+        places = tf.reshape(tf.range(extent), [-1, *[1] * (rank - 1 - axis)])
+        largest = tf.logical_not(x < tf.reduce_max(x, axis, keepdims=True))
+        return [tf.reduce_min(tf.where(largest, places, extent - 1), axis)]
+
+    return position

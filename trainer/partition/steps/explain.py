@@ -19,6 +19,7 @@ from ..labels import (
     REPLICATED,
     STATISTIC,
     Label,
+    is_partial,
     is_sharded,
     is_stored,
 )
@@ -103,22 +104,36 @@ def explain_program(
 ) -> StepExplanation:
     """Explain a program with outputs of these `names`; `variables` counts the variables of each optimizer call."""
     over = mesh.names if mesh.divides_weights else ("",)
-    found = []
+    found: list[Collective] = []
+    sums: dict[int, list[int]] = {}
     for node in program.nodes:
         if isinstance(node, Apply):
             given = [program.values[number] for number in node.inputs]
             summed = [_bytes(value, samples) for value in given if value.label == PARTIAL_SUM]
             parts = [_bytes(value, samples) for value in given if is_stored(value.label)]
-            for kind, sizes, along in ("all-reduce", summed, ""), ("reduce-scatter", parts, over[0]):
+            along_mesh = [("all-reduce", sizes, over[axis]) for axis, sizes in sums.items()]
+            sums = {}
+            for kind, sizes, along in (
+                ("all-reduce", summed, ""),
+                ("reduce-scatter", parts, over[0]),
+                *along_mesh,
+            ):
                 count = min(len(sizes), variables[node.number])
                 what = f"the gradients of {count} variables"
                 found += [Collective(kind, what, sum(sizes), _APPLIED, over=along)] if sizes else []
         elif isinstance(node, Convert) and is_stored(program.labels_around(node)[1]):
             continue  # counted with the others of the optimizer's call
         elif isinstance(node, Convert) and program.communicates(node) and mesh.shape[node.axis] > 1:
-            found.append(_collective(program, node, samples, over[node.axis]))
+            if _is_for_optimizer(node) and is_partial(program.labels_around(node)[0]):
+                sums.setdefault(node.axis, []).append(_bytes(program.values[node.source], samples))
+            else:
+                found.append(_collective(program, node, samples, over[node.axis]))
     exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
     return StepExplanation(math.prod(mesh.shape), samples, tuple(found), tuple(exits))
+
+
+def _is_for_optimizer(node: Convert) -> bool:
+    return node.cause is not None and stands_for(node.cause, APPLY) is not None
 
 
 def _collective(program: Program, node: Convert, samples: int, over: str) -> Collective:
@@ -127,7 +142,7 @@ def _collective(program: Program, node: Convert, samples: int, over: str) -> Col
         what, size = _shape(value, samples), _bytes(value, samples)
         return Collective("all-gather", what, size, "a sharded weight is read", over=over)
     kind = "all-gather" if is_sharded(have) else "all-reduce"
-    if node.cause is not None and stands_for(node.cause, APPLY) is not None:
+    if _is_for_optimizer(node):
         return Collective(kind, _shape(value, samples), _bytes(value, samples), _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
     cause = "a result of the step" if node.cause is None else node.cause.type

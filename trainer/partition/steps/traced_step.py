@@ -12,7 +12,7 @@ from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_f
 from ....compat.tensorflow_graphs.one_device import find_distributed_variable, trace_on_one_device
 from ....compat.tensorflow_private.strategies import pretend_replicas
 from ....compat.tensorflow_private.valueless_variables import read_unrecorded
-from ....distribute.mesh import FLAT, Layout, mesh_of
+from ....distribute.mesh import mesh_of
 from ....distribute.rematerialized_calls import calls_in
 from ....distribute.replicas import bytes_of_packs, local_replica_index, shares_variables
 from ....distribute.sharding.sharded import SHARDABLE, level_of
@@ -53,8 +53,8 @@ class TracedStep:
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
         self._step, self._spec, self._compiles = step, spec, compiles
         self._calls: list[OptimizerCall] = []
-        self._mesh, is_flat = mesh_of(step.strategy), level_of(step.strategy) is not None
-        self._flat = Layout(self._mesh, (FLAT,)) if is_flat else None
+        self._mesh = mesh_of(step.strategy)
+        self._of_state = None if level_of(step.strategy) is None else self._mesh
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
@@ -121,7 +121,7 @@ class TracedStep:
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs = list(pairs)
         ensure_built(optimizer, [v for _, v in pairs])
-        call = OptimizerCall.of(optimizer, pairs, functools.partial(gradient_layouts, self._flat))
+        call = OptimizerCall.of(optimizer, pairs, functools.partial(gradient_layouts, self._of_state))
         tensors: list[Any] = []
         for gradient, _ in call.pairs:
             slices = isinstance(gradient, tf.IndexedSlices)
