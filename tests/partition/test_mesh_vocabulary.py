@@ -48,7 +48,7 @@ def of_probabilities(logits, classes):
     return sparse(tf.math.log(shares), classes)  # as Keras does
 
 
-HEADS = {  # each exchanges numbers of a size of a row, or of a token, alone
+HEADS = {  # each exchanges a few numbers for each token
     "sparse": lambda x, y, w: sparse(x @ w, y),
     "dense": lambda x, y, w: dense(x @ w, y),
     "log-softmax": lambda x, y, w: mean(tf.nn.log_softmax(x @ w) ** 2),

@@ -37,7 +37,7 @@ _ADDS_UP = """
 _KEEPS_PARTS = ("Cast", "Identity", "StopGradient")
 _OF_PARTS = ("Cast", "AddV2", "AddN", "Mul", "RealDiv", "Identity", "StopGradient")
 MAKES_PARTS = ("OneHot", "UnsortedSegmentSum", "BroadcastTo", "Tile", "Reshape", *_OF_PARTS)
-"""Operations that can make a part of their result alone, from numbers of rows, one number, or parts."""
+"""Operations that can make a part of their result alone."""
 SLICES: Labels = ()
 """Instead of the labels that an optimizer needs of a gradient: it is `tf.IndexedSlices`, values and indices."""
 WHOLE: Labels = (REPLICATED,)

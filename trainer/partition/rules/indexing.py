@@ -61,7 +61,7 @@ def _gather(view: View) -> Ruling:
 
 
 def _is_in_parts(view: View, batch: int, axis: int) -> bool:
-    """Return whether a lookup finds what its part has, and 0 elsewhere: by parts of a model, or one entry of each row."""
+    """Return whether a lookup finds what its part has, and 0 elsewhere: by parts of a model, or one entry of each sample."""
     params, indices = view.labels[:2]
     known = params.blocks == 1 and not params.chosen and (batch == axis if batch else not view.mesh.of_batch)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
