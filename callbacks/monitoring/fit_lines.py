@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from ...compat.tensorflow_private.strategies import devices_of
+from ...distribute.mesh import mesh_of
 from ...distribute.workers.cluster import num_workers
 from ...state.trained_model import FitState, TrainedModel
 from ..backup.backup_and_restore import BackupAndRestore
@@ -60,21 +61,22 @@ def _place(model: TrainedModel, state: FitState) -> str:
     devices = [str(name).rpartition("device:")[2] for name in devices_of(strategy)]
     if pipeline is not None:
         return f"{len(pipeline.devices)} devices (Pipeline, {pipeline.stages} stages)"
-    replicas, name = strategy.num_replicas_in_sync, strategy_name(strategy)
+    replicas, name, mesh = strategy.num_replicas_in_sync, strategy_name(strategy), mesh_of(strategy)
+    count = f"mesh {mesh}" if mesh.divides_weights else f"{replicas} replicas"
     if num_workers() > 1:
-        several = f", {replicas} replicas" if replicas > 1 else ""
+        several = f", {count}" if replicas > 1 else ""
         return f"{num_workers()} workers ({name}{several})"
     if replicas == 1:
         own = state.function.device() if hasattr(state.function, "device") else ""
         return own.rpartition("device:")[2] or "one device"
     kinds = {name.partition(":")[0] for name in devices}
     where = f"{len(devices)} {kinds.pop()}s" if len(kinds) == 1 else ", ".join(devices)
-    return f"{where} ({name}, {replicas} replicas)"
+    return f"{where} ({name}, {count})"
 
 
 def _batch(model: TrainedModel, state: FitState) -> str:
-    """Return the global batch and what each replica has of it; empty where its size is not known."""
-    size, replicas = state.samples_per_step, model.distribute_strategy.num_replicas_in_sync
+    """Return the global batch and what replicas have of it; empty where its size is not known."""
+    size, replicas = state.samples_per_step, mesh_of(model.distribute_strategy).shape[0]
     if not size:
         return ""
     return f"batch {size}" + (f" = {split_evenly(size, replicas)}" if replicas > 1 else "")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import Stop, mirrored
+from meshes import strategy_for
 
 import unisono
 from unisono.trainer.run.xla import xla_rule
@@ -47,6 +48,13 @@ def test_lines_are_printed_once_each_with_verbose_1_and_2(capsys, verbose):
     assert last == [printed[-1]]
     assert "samples/s, best val_loss 0." in last[0] and last[0].endswith(" in epoch 2")
     assert all(len(line) < 80 for line in (*first, *last))
+
+
+def test_first_line_of_a_mesh_says_how_its_first_axis_divides_the_batch(capsys):
+    strategy = strategy_for((2, 2), {"up/kernel": (None, "model")})
+    model = model_of(strategy, [keras.layers.Dense(4, name="up")])
+    first = unwrapped(lines(capsys, model, X[:8], Y[:8], batch_size=8, epochs=1)[:3])
+    assert "4 CPUs (MeshStrategy, mesh {'batch': 2, 'model': 2}), batch 8 = 2 x 4, float32" in first
 
 
 SPLITS = {(2, 8): "2 x 4", (3, 8): "2 x 3 + 1 x 2", (4, 5): "1 x 2 + 3 x 1"}
