@@ -51,7 +51,7 @@ def test_lines_are_printed_once_each_with_verbose_1_and_2(capsys, verbose):
 
 
 def test_first_line_of_a_mesh_says_how_its_first_axis_divides_the_batch(capsys):
-    strategy = strategy_for((2, 2), {"up/kernel": (None, "model")})
+    strategy = strategy_for((2, 2), {".*up/kernel": (None, "model")})
     model = model_of(strategy, [keras.layers.Dense(4, name="up")])
     first = unwrapped(lines(capsys, model, X[:8], Y[:8], batch_size=8, epochs=1)[:3])
     assert "4 CPUs (MeshStrategy, mesh {'batch': 2, 'model': 2}), batch 8 = 2 x 4, float32" in first
