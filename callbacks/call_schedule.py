@@ -34,9 +34,11 @@ def steps_until_call(
     ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
     """
     if phase == "train":
-        if records_logs and (only_reads_logs(callback) or ends_at_bad_loss(callback)):
+        schedule = own_schedule(callback)
+        only_reads = only_reads_logs(callback) and (schedule is None or type(callback) is TensorBoard)
+        if records_logs and (only_reads or ends_at_bad_loss(callback)):
             return None
-        if (schedule := own_schedule(callback)) is not None:
+        if schedule is not None:
             return schedule(step)
         if not records_logs and takes_step_logs(callback):
             return 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from ..compat.keras_private.callbacks import logs_epochs_only
 from ..distribute.arguments import show
 
 # The packages of loggers that write to a server or to files of their own.
@@ -41,7 +40,7 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
 
 def logs_no_batch(callback: Any) -> bool:
     """Return whether the validation hook is that of a logger whose settings leave out batches: then it does nothing."""
-    return is_metric_logger(callback, ["on_test_batch_end"]) and logs_epochs_only(callback)
+    return is_metric_logger(callback, ["on_test_batch_end"]) and vars(callback).get("_log_on_batch") is False
 
 
 def may_add_logs(callback: Any) -> bool:

@@ -31,11 +31,6 @@ def no_hook(*args: Any, **kwargs: Any) -> None:
 no_hook._is_default = True
 
 
-def logs_epochs_only(callback: Any) -> bool:
-    """Return whether a logger leaves out batches, as Neptune's does with `log_on_batch=False`."""
-    return getattr(callback, "_log_on_batch", True) is False
-
-
 # ModelCheckpoint
 
 batches_since_saving = attrgetter("_batches_seen_since_last_saving")

@@ -201,7 +201,7 @@ class DiffusionWithAverage(Net):
 # contrastive and self-supervised models
 
 
-@step(X, X2, gathered=1, reduced=4)
+@step(X, X2, gathered=1, reduced=3)
 class SimCLR(Net):
     def loss_of(self, x, x2):
         one, other = unit(self.net(x)), unit(self.net(x2))

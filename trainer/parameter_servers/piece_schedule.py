@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.call_schedule import only_reads_logs, own_schedule, steps_until_call, takes_step_logs
+from ...callbacks.monitoring.tensorboard import TensorBoard
 from ..inputs import Chunk
 from ..run.loops.compiled_calls import CallLength, CompiledCall
 from ..run.passes import Pass
@@ -106,6 +107,7 @@ def wants_each_step(callbacks: list[Any]) -> bool:
     """Return whether a callback has a hook for every step."""
     return any(
         takes_step_logs(callback)
-        or (not _saves(callback) and (only_reads_logs(callback) or steps_until_call(callback, 0) == 1))
+        or (only_reads_logs(callback) and not isinstance(callback, TensorBoard))
+        or (not _saves(callback) and steps_until_call(callback, 0) == 1)
         for callback in callbacks
     )
