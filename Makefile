@@ -61,8 +61,10 @@ test-long: $(BIN)/unisono-dev.stamp
 	$(PYTEST) -m long tests
 
 # What needs more than the other tests: Ray, an S3 server, schedulers. What is missing is skipped, with its name.
+# pip compares versions of their dependencies for more than an hour; uv does it in seconds.
 $(BIN)/unisono-clusters.stamp: $(BIN)/unisono-dev.stamp
-	$(call INSTALL,-e ".[dev$(comma)clusters]")
+	test -x $(BIN)/uv || $(PIP_INSTALL) uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev$(comma)clusters]"
 	touch $@
 
 test-clusters: $(BIN)/unisono-clusters.stamp
