@@ -92,7 +92,7 @@ def warn_of_unknown_size(place: Place) -> None:
 
 
 def _read_row(row: Launcher, environ: Environ) -> Place | None:
-    if (rank := _number(_read(row.rank, environ))) is None:
+    if not (text := _read(row.rank, environ)) or (rank := _number(text)) is None:
         return None
     size = _number(_read(row.size, environ))
     if not ((size is None and row.size is read_user_size) or (size is not None and rank < size > 1)):
@@ -142,7 +142,10 @@ def _split_host(text: str) -> tuple[str, str]:
 def _read(column: Column, environ: Environ) -> str:
     if callable(column):
         return column(environ)
-    return next((environ[name] for name in column.split() if environ.get(name)), "")
+    for name in column.split():
+        if value := environ.get(name):
+            return value
+    return ""
 
 
 def _number(text: str) -> int | None:
