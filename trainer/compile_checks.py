@@ -67,7 +67,7 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
                 for some in ([name for name in known if name.islower()], known)
                 for each in difflib.get_close_matches(value.lower(), some, 1, 0.6)
             ]
-            fix = f"did you mean {close[0]!r}?" if close else "give one of its names, or an object."
+            fix = f"did you mean {close[0]!r}?" if close else "pass one of its names, or an object."
         elif inspect.isclass(value):
             fix = f"give an instance, {value.__name__}()."
         raise ValueError(f"`{name}` {show(value)} is not {noun} of Keras 3: {fix}") from error

@@ -26,7 +26,7 @@ from .labels import (
 )
 from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Program, Value, of_one_sample
 from .rules.lists import EMPTY
-from .rules.shapes import find_reshaped
+from .rules.shapes import reshape_label
 
 _ADDS_UP = """
     AddN AddV2 Add Sub Neg Identity IdentityN StopGradient PreventGradient Cast BiasAdd Reshape
@@ -210,7 +210,7 @@ class Values:
             shape = [1] * (len(value.shape) - len(first)) + first
             return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
         if kind == "Reshape":
-            wants = [find_reshaped(want, value.shape, first, self.program.mesh[axis]), sizes(want.axis)]
+            wants = [reshape_label(want, value.shape, first, self.program.mesh[axis]), sizes(want.axis)]
         elif all(shape in ([], value.shape) for shape in given):
             wants = [None if shape == [] else want for shape in given]
         parts = [(each, own) for each, own in zip(copy.inputs, wants) if own is not None and is_sharded(own)]

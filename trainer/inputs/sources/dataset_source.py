@@ -73,7 +73,7 @@ class DatasetSource(Source):
         if batches == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
             raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
         if batches == 0:
-            raise ValueError("x is a dataset without any batch; give one with at least one sample.")
+            raise ValueError("x is a dataset without any batch; pass one with at least one sample.")
         known = batches if batches > 0 else None
         expected = known if steps_per_epoch else None
         if per_worker:  # the worker with the most data ends the epoch
@@ -179,7 +179,7 @@ class DatasetSource(Source):
         position.advance(steps - self._asked)
         self._asked, position.ended = steps, True
         if position.taken == position.passes == 0:
-            raise ValueError("x is a dataset that gave no batch; give one with at least one sample.")
+            raise ValueError("x is a dataset that gave no batch; pass one with at least one sample.")
         if not self._begins_anew():
             position.end_epoch()
 

@@ -22,7 +22,7 @@ def _sizes(view: View) -> Ruling:
     return [None] * len(view.labels), made
 
 
-def find_reshaped(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label | None:
+def reshape_label(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label | None:
     """Return the label of a SHARDED tensor after a reshape; None where its samples do not stay together."""
     if not label.chosen and None not in old and None not in new:
         outer: Extent = 1
@@ -49,7 +49,7 @@ def _reshape(view: View) -> Ruling:
         return [None, sizes(0, label.chosen)], [label]
     if label.counts:
         raise Gather
-    found = require_known(find_reshaped(label, view.shape(0), view.out_shape(), view.mesh))
+    found = require_known(reshape_label(label, view.shape(0), view.out_shape(), view.mesh))
     return [None, sizes(found.axis, found.chosen)], [found]
 
 
