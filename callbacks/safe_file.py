@@ -50,8 +50,10 @@ def write_safely(
                     write(stream)
                 check()
                 upload(Path(folder, path.name), path, new)
+        except SaveError:
+            raise
         except OSError as error:
-            raise error if isinstance(error, SaveError) else save_error(path.parent, error) from error
+            raise save_error(path.parent, error) from error
         return
     path = Path(path)
     temporary = temporary_path(path)

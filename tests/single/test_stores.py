@@ -274,10 +274,51 @@ def test_run_goes_on_while_its_store_is_down_and_saves_when_it_is_back(monkeypat
     assert sum(name.endswith(".weights.h5") for name in names) == 8
 
 
+@pytest.mark.parametrize(
+    "background, answers",
+    [
+        (True, True),
+        pytest.param(True, False, marks=pytest.mark.long),
+        pytest.param(False, False, marks=pytest.mark.long),
+    ],
+)
+def test_an_outage_may_begin_at_any_call(monkeypatch, background, answers):
+    """From call `begin` on nothing is answered for the rest of a step; calls may be carried out, without `answers`."""
+    faulty, expected, has_warned = Faulty._faulty, train(), False
+    for begin in range(8, 30):  # two or three steps, and all of a save
+        calls, steps, down_at = itertools.count(), [0], []
+
+        def answer(store, name, call, *args, **kwargs):
+            if next(calls) >= begin and not down_at:
+                down_at.append(steps[0])
+            if steps[0] not in down_at:
+                return faulty(store, name, call, *args, **kwargs)
+            if not answers:
+                faulty(store, name, call, *args, **kwargs)
+            raise ConnectionError("no route to host")
+
+        def end_step(batch, logs):
+            steps[0] += 1
+
+        monkeypatch.setattr(Faulty, "_faulty", answer)
+        backup = callbacks.BackupAndRestore(
+            f"faulty://bucket/{begin}", save_freq=1, background=background, delete_when_done=False
+        )
+        step = keras.callbacks.LambdaCallback(on_train_batch_end=end_step)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            model = train(step, backup)
+        assert same(model, expected)
+        assert callbacks.latest_backup(f"faulty://bucket/{begin}").epoch == 2
+        has_warned |= any("Training goes on" in str(each.message) for each in found)
+        assert down_at
+    assert has_warned
+
+
 def test_store_that_is_down_is_no_owner_and_at_the_end_an_error(monkeypatch):
     outage = Outage(monkeypatch, range(6, 100))
     monkeypatch.setattr(outage, "on_train_end", lambda logs=None: None)
-    backup = callbacks.BackupAndRestore("faulty://bucket/down", save_freq=1)
+    backup = callbacks.BackupAndRestore("faulty://bucket/down", save_freq=1, background=False)
     with (
         pytest.warns(UserWarning, match="Training goes on"),
         pytest.raises(callbacks.SaveError, match="no route to host"),

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ....distribute.arguments import show
-from ....distribute.objects import is_remote, names_in, remove_file, size_of
+from ....distribute.objects import StoreError, is_remote, names_in, remove_file, size_of
 from ....distribute.storage import storage_path
-from ...safe_file import is_own, remove_leftovers, save_error, write_safely
+from ...safe_file import SaveError, is_own, remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
@@ -211,12 +211,19 @@ class BackupStore:
         return run
 
     def write(self, content: Any, summary: Mapping[str, Any]) -> None:
-        """Write one backup under the next number, then remove the oldest beyond `keep`; on SaveError it did neither."""
+        """Write one backup under the next number, then remove the oldest beyond `keep`; on SaveError it removed none."""
         self._check()
         number = self.next_number()
         path = self.path_of(self.fit, number)
         stamped = {**summary, "time": time.time(), **self._run}
-        write_safely(path, lambda stream: container.write(stream, content, stamped), self._check, new=True)
+        try:
+            write_safely(
+                path, lambda stream: container.write(stream, content, stamped), self._check, new=True
+            )
+        except SaveError as error:
+            if isinstance(error.__cause__, StoreError):
+                self._newest = number  # it may be there: the answer was lost
+            raise
         self._newest = number
         for old in backup_paths(self.directory, self.fit)[self._keep :]:
             _remove(old)
