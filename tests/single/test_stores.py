@@ -274,6 +274,29 @@ def test_run_goes_on_while_its_store_is_down_and_saves_when_it_is_back(monkeypat
     assert sum(name.endswith(".weights.h5") for name in names) == 8
 
 
+class OutageFrom(keras.callbacks.Callback):
+    """Nothing is answered from call `begin` to the end of its step; without `answers` calls are carried out."""
+
+    def __init__(self, monkeypatch, begin, answers):
+        super().__init__()
+        self.step, self.down_in = 0, None
+        calls, faulty = itertools.count(), Faulty._faulty
+
+        def answer(store, name, call, *args, **kwargs):
+            if next(calls) >= begin and self.down_in is None:
+                self.down_in = self.step
+            if self.step != self.down_in:
+                return faulty(store, name, call, *args, **kwargs)
+            if not answers:
+                faulty(store, name, call, *args, **kwargs)
+            raise ConnectionError("no route to host")
+
+        monkeypatch.setattr(Faulty, "_faulty", answer)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.step += 1
+
+
 @pytest.mark.parametrize(
     "background, answers",
     [
@@ -282,36 +305,20 @@ def test_run_goes_on_while_its_store_is_down_and_saves_when_it_is_back(monkeypat
         pytest.param(False, False, marks=pytest.mark.long),
     ],
 )
-def test_an_outage_may_begin_at_any_call(monkeypatch, background, answers):
-    """From call `begin` on nothing is answered for the rest of a step; calls may be carried out, without `answers`."""
-    faulty, expected, has_warned = Faulty._faulty, train(), False
+def test_an_outage_may_begin_at_any_call(background, answers):
+    expected, has_warned = train(), False
     for begin in range(8, 30):  # two or three steps, and all of a save
-        calls, steps, down_at = itertools.count(), [0], []
-
-        def answer(store, name, call, *args, **kwargs):
-            if next(calls) >= begin and not down_at:
-                down_at.append(steps[0])
-            if steps[0] not in down_at:
-                return faulty(store, name, call, *args, **kwargs)
-            if not answers:
-                faulty(store, name, call, *args, **kwargs)
-            raise ConnectionError("no route to host")
-
-        def end_step(batch, logs):
-            steps[0] += 1
-
-        monkeypatch.setattr(Faulty, "_faulty", answer)
         backup = callbacks.BackupAndRestore(
             f"faulty://bucket/{begin}", save_freq=1, background=background, delete_when_done=False
         )
-        step = keras.callbacks.LambdaCallback(on_train_batch_end=end_step)
-        with warnings.catch_warnings(record=True) as found:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
-            model = train(step, backup)
+            outage = OutageFrom(patch, begin, answers)
+            model = train(outage, backup)
         assert same(model, expected)
         assert callbacks.latest_backup(f"faulty://bucket/{begin}").epoch == 2
+        assert outage.down_in is not None
         has_warned |= any("Training goes on" in str(each.message) for each in found)
-        assert down_at
     assert has_warned
 
 
