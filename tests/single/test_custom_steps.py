@@ -463,3 +463,60 @@ def test_text_in_logs_is_that_of_one_device(replicas, kind):
             np.asarray(log).astype(str).tolist() for log in theirs[name]
         ]
     np.testing.assert_allclose(ours["loss"], theirs["loss"], rtol=1e-5)
+
+
+def logging_model(base, tracker):
+    """A model whose steps return the loss of the batch, which they also add to a metric of that name; or to none."""
+
+    class Logging(base):
+        def __init__(self):
+            super().__init__()
+            self.last = keras.layers.Dense(1, kernel_initializer="zeros")
+            self.own = keras.metrics.Mean(name="loss")
+
+        def call(self, x):
+            return self.last(x)
+
+        @property
+        def metrics(self):
+            return [self.own] if tracker == "own" else super().metrics[:1]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            variables = self.trainable_variables
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+            return self.logs(loss, x)
+
+        def test_step(self, data):
+            x, y = data
+            return self.logs(tf.reduce_mean((self(x) - y) ** 2), x)
+
+        def logs(self, loss, x):
+            if tracker != "none":
+                self.metrics[0].update_state(loss, sample_weight=tf.shape(x)[0])
+            return {"loss": loss}
+
+    return Logging()
+
+
+@pytest.mark.parametrize("tracker", ["own", "Keras'", "none"])
+def test_logs_of_an_epoch_are_the_results_of_metrics_with_their_names(tracker):
+    """With "none" Keras logs 0, the result of its metric that nothing has updated; ours is the loss of the last batch."""
+
+    def history(base, home=None):
+        with helpers.scope(home):
+            model = logging_model(base, tracker)
+            model.compile((unisono if home else keras).optimizers.SGD(0.1))
+        given = {"batch_size": UNEVEN_END, "verbose": 0}
+        logs = model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X, Y), **given).history
+        return {**logs, "again": model.evaluate(X, Y, **given, return_dict=True)["loss"]}
+
+    expected = history(keras.Model)
+    if tracker == "none":
+        assert set(expected["loss"]) == {0.0}
+        expected = history(unisono.Model)
+        assert 0.0 not in expected["loss"]
+    for home in (None, helpers.mirrored(3)):
+        helpers.assert_close(history(unisono.Model, home), expected, 1e-5)

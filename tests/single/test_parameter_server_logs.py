@@ -26,8 +26,9 @@ class Steps(unisono.Model):
 
     def test_step(self, data):
         x, y = data[:2]
-        self.total.update_state(tf.reduce_mean((self.last(x) - y) ** 2))
-        return {{"loss": self.total.result(), "total": self.total.result()}}
+        loss = tf.reduce_mean((self.last(x) - y) ** 2)
+        self.total.update_state(loss)
+        return {{"loss": self.total.result(), "total": loss}}  # at the end the result of the metric
 
     def predict_step(self, data):
         self.steps.assign_add(1.0)
@@ -42,6 +43,7 @@ for scope in (strategy.scope(), contextlib.nullcontext()):
         model.compile(optimizers.SGD(0.1))
     logs = [model.train_on_batch(x[a:b], y[a:b], return_dict=True) for a, b in ((0, 5), (5, 8), (8, 10), (10, 11))]
     logs.append(model.evaluate(x, y, batch_size=4, verbose=0, return_dict=True))
+    assert logs[-1]["total"] == logs[-1]["loss"] == model.total.result(), logs
     model.predict(x, batch_size=4, verbose=0)
     state = model.steps.numpy(), model.samples.numpy(), *map(np.ravel, model.last.get_weights())
     found.append([[each[name] for name in sorted(each)] for each in logs] + [np.hstack(state)])

@@ -71,9 +71,11 @@ def evaluate(
         source.begin_epoch(0)
         logs: dict[str, Any] = {}
         runner.prepare(model, "test", source, callbacks.callbacks, passes)
-        with contextlib.closing(runner.run_steps(Pass(model, source, callbacks, "test"))) as calls:
+        steps = Pass(model, source, callbacks, "test")
+        with contextlib.closing(runner.run_steps(steps)) as calls:
             for batch, logs in calls:
                 callbacks.on_test_batch_end(batch, logs)
+        logs = steps.epoch_logs(logs)
         callbacks.on_test_end(logs)
     return logs
 

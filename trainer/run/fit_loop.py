@@ -194,7 +194,7 @@ def _epoch(
             with contextlib.closing(runner.run_steps(steps)) as calls:
                 for batch, logs in calls:
                     steps.call_callbacks(batch, logs)
-            logs, replaced = steps.logs, steps.replaced
+            logs, replaced = steps.epoch_logs(steps.logs), steps.replaced
         if state.steps_per_epoch is None and not model.stop_training:
             state.steps_per_epoch = state.step
         if state.step == started == 0 and epoch == state.first_epoch:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.training import pythonify_logs
+from ...compat.keras_private.training import loss_tracker, pythonify_logs
 from ...compat.tensorflow_graphs.graphs import bytes_kept_for_backward
 from ...compat.tensorflow_private.strategies import devices_of
 from ...distribute.hardware.device_memory import in_words
@@ -65,6 +65,23 @@ class Pass:
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
         """Return the call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
         return results if self.phase == "predict" else pythonify_logs(results)
+
+    def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the logs of the pass, `logs` being those of its last step.
+
+        Where a custom step returns logs with the names of the metrics, they are the metrics' results, as in Keras; of the
+        mean of the loss only if the step has updated it.
+        """
+        model = self.model
+        if not model._has_own_logs(self.phase == "train"):
+            return logs
+        results = pythonify_logs(model.get_metrics_result())
+        if logs.keys() - model._optimizer_logs().keys() != results.keys():
+            return logs
+        mean = loss_tracker(model)
+        if any(metric is mean for metric in model.metrics) and not keras.ops.convert_to_numpy(mean.count):
+            results[mean.name] = logs[mean.name]
+        return {**logs, **results}
 
 
 class TrainingPass(Pass):
