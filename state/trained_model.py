@@ -114,6 +114,7 @@ class TrainedModel(Protocol):
     train_step: Callable[..., Any]
     test_step: Callable[..., Any]
     predict_step: Callable[..., Any]
+    compute_loss: Callable[..., Any]
     compute_metrics: Callable[..., Any]
     get_metrics_result: Callable[[], dict[str, Any]]
     reset_metrics: Callable[[], None]

@@ -520,3 +520,34 @@ def test_logs_of_an_epoch_are_the_results_of_metrics_with_their_names(tracker):
         assert 0.0 not in expected["loss"]
     for home in (None, helpers.mirrored(3)):
         helpers.assert_close(history(unisono.Model, home), expected, 1e-5)
+
+
+def scoring_model(base):
+    class Scores(base):
+        """Calls a layer in `compute_loss` alone: it is built with the first step, and trained from then on."""
+
+        def __init__(self):
+            super().__init__()
+            self.users, self.items = keras.layers.Dense(2), keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.users(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return tf.reduce_mean((self.items(y) - y_pred) ** 2)
+
+    return Scores()
+
+
+@pytest.mark.filterwarnings("ignore:.build... was called on layer")  # by Keras
+def test_layers_that_only_compute_loss_calls_are_trained():
+    def state(ours, home=None):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(home):
+            model = scoring_model(unisono.Model if ours else keras.Model)
+            model.compile((unisono if ours else keras).optimizers.SGD(0.1))
+        logs = model.fit(X, Y, batch_size=UNEVEN_END, epochs=2, shuffle=False, verbose=0).history
+        return logs, model.get_weights(), model.evaluate(X, Y, verbose=0)
+
+    for home in (None, helpers.mirrored(3)):
+        helpers.assert_close(state(True, home), state(False), 1e-5)

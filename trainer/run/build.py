@@ -34,6 +34,7 @@ from ...state.trained_model import TrainedModel
 from .. import fit_checks
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
+from ..step.train_step import default_test_step
 from .checks.argument_errors import explain_errors
 
 
@@ -62,8 +63,15 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
         return
     if is_built(model):
         return
+    own_loss = (
+        type(model).compute_loss is not keras.Model.compute_loss
+    )  # it may call layers that `call` does not
     with explain_errors(model, spec, step=name):
-        _symbolically(model, spec, build_optimizer=True)
+        _symbolically(model, spec, build_optimizer=not own_loss)
+    if own_loss and model.optimizer is not None and _unbuilt(model):
+        _build_by_custom_step(model, spec, functools.partial(default_test_step, model), build, ())
+    if own_loss and model.optimizer is not None:
+        ensure_built(model.optimizer, model.trainable_weights)
 
 
 def is_built(model: TrainedModel) -> bool:
