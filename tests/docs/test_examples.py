@@ -86,6 +86,17 @@ def test_example_with_small_data_marks_the_two_lines_that_make_it_real(name):
     )
 
 
+@pytest.mark.long
+@pytest.mark.process
+@pytest.mark.parametrize("name", [name for name in MADE_REAL if name != "lora"])  # which would load a preset
+def test_example_runs_with_its_real_lines(name, forked, tmp_path):
+    needed = NEEDS.get(f"{name}.py", "json")
+    pytest.importorskip(needed, reason=f"needs {needed}: pip install '.[tools]'")
+    forked.run(
+        HERE / "run_real.py", ROOT / "examples" / f"{name}.py", *FEWER.get(f"{name}.py", []), folder=tmp_path
+    )
+
+
 made = runpy.run_path(str(ROOT / ".ci" / "notebooks.py"), run_name="notebooks")
 hooks = runpy.run_path(str(ROOT / ".ci" / "site_hooks.py"), run_name="site_hooks")
 NOTEBOOKS = made["all_notebooks"]()
