@@ -127,7 +127,7 @@ def test_notebook_runs_from_top_to_bottom(path, tmp_path):
         pytest.importorskip(module, reason=f"needs {module}: pip install '.[tools]'")
     done = made["execute"](NOTEBOOKS[path], tmp_path)
     printed = "".join(
-        line for cell in done["cells"] for each in cell.get("outputs", []) for line in each["text"]
+        line for cell in done["cells"] for each in cell.get("outputs", []) for line in each.get("text", [])
     )
     assert SAID.get(f"{path.stem}.py", "") in printed or f"{path.stem}.py" in FEWER
     assert "\r" not in printed
