@@ -84,8 +84,9 @@ def execute(whole: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _as_in_a_terminal(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join what a cell printed, and leave of each line what stands after its last carriage return."""
+    """Join what a cell printed, without TensorFlow's notices; of a line stays what follows its last carriage return."""
     printed = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
+    printed = re.sub(r"^(?:INFO|WARNING):tensorflow:.*\n", "", printed, flags=re.MULTILINE)
     lines = [re.sub(r".*\r(?=.)", "", line.rstrip("\r")).rstrip() for line in printed.split("\n")]
     stream = {"name": "stdout", "output_type": "stream", "text": "\n".join(lines).splitlines(keepends=True)}
     return [*([stream] if printed else []), *(each for each in outputs if each["output_type"] != "stream")]
