@@ -29,7 +29,7 @@ FEWER = {  # arguments that shorten an example, which would take up to two minut
     "resnet50.py": ["--images", "16", "--batch-size", "4", "--steps", "2", "--epochs", "1"],
     "search.py": ["--trials", "2", "--epochs", "1"],
     "sharded_state.py": ["--steps", "2", "--epochs", "1"],
-    "vae.py": ["--steps", "35"],
+    "vae.py": ["--epochs", "1"],
 }
 NEEDS = {"grain_position.py": "grain", "hugging_face.py": "datasets", "lora.py": "keras_hub"}
 # Two lines of these are marked with what they are for real data or devices.
