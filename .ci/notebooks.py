@@ -89,7 +89,12 @@ def _as_in_a_terminal(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     printed = re.sub(r"^(?:INFO|WARNING):tensorflow:.*\n", "", printed, flags=re.MULTILINE)
     lines = [re.sub(r".*\r(?=.)", "", line.rstrip("\r")).rstrip() for line in printed.split("\n")]
     stream = {"name": "stdout", "output_type": "stream", "text": "\n".join(lines).splitlines(keepends=True)}
-    return [*([stream] if printed else []), *(each for each in outputs if each["output_type"] != "stream")]
+    others = [
+        each
+        for each in outputs
+        if each["output_type"] == "error" or any(each.get("data", {}).get("text/plain", []))
+    ]
+    return [*([stream] if printed else []), *others]
 
 
 def _parts(source: str, module: ast.Module) -> list[str]:
