@@ -21,6 +21,11 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = ROOT / "docs" / "notebooks"  # below docs, so that the site has them too
+# A line of TensorFlow's, of this process or of a worker; it may begin behind a bar.
+_NOTICE = re.compile(
+    r"^(?:.*(?:INFO|WARNING):tensorflow:|(?:\[[\w-]+\] )?(?:WARNING: All log messages|[IWE]\d{4} )).*\n",
+    re.MULTILINE,
+)
 
 
 def notebook(name: str, source: str, repository: str | None) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def execute(whole: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 def _as_in_a_terminal(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join what a cell printed, without TensorFlow's notices; of a line stays what follows its last carriage return."""
     printed = "".join("".join(each["text"]) for each in outputs if each.get("name") == "stdout")
-    printed = re.sub(r"^(?:INFO|WARNING):tensorflow:.*\n", "", printed, flags=re.MULTILINE)
+    printed = _NOTICE.sub("", printed).replace(f"{ROOT}{os.sep}", "")
     lines = [re.sub(r".*\r(?=.)", "", line.rstrip("\r")).rstrip() for line in printed.split("\n")]
     stream = {"name": "stdout", "output_type": "stream", "text": "\n".join(lines).splitlines(keepends=True)}
     others = [
