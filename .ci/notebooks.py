@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 NOTEBOOKS = ROOT / "docs" / "notebooks"  # below docs, so that the site has them too
 # A line of TensorFlow's, of this process or of a worker; it may begin behind a bar.
 _NOTICE = re.compile(
-    r"^(?:.*(?:INFO|WARNING):tensorflow:|(?:\[[\w-]+\] )?(?:WARNING: All log messages|[IWE]\d{4} )).*\n",
+    r"^(?:.*(?:INFO|WARNING):tensorflow:|(?:\[[\w-]+\] +)?(?:WARNING: All log messages|[IWE]\d{4} )).*\n",
     re.MULTILINE,
 )
 
