@@ -84,9 +84,10 @@ bench: $(BIN)/unisono-bench.stamp
 docs: $(BIN)/unisono-dev.stamp
 	$(BIN)/mkdocs build --strict
 
-# A notebook of every example, into docs/notebooks; a test fails where they are old.
-notebooks:
-	$(PYTHON) .ci/notebooks.py
+# A notebook of every example, executed, into docs/notebooks; a test fails where they are old.
+notebooks: $(BIN)/unisono-dev.stamp
+	$(call INSTALL,-e ".[dev$(comma)tools]")
+	$(BIN)/python .ci/notebooks.py
 
 dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist

@@ -1,4 +1,7 @@
-"""What mkdocs calls while it builds the site: links that need the repository's address (REPOSITORY_URL), and line breaks."""
+"""What mkdocs calls while it builds the site, from pages that GitHub shows as they are.
+
+Links that need the repository's address (REPOSITORY_URL), alerts, programs, and line breaks.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,20 @@ _CELL_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 # Pages of the site that are files of the repository's root, as people look for them there.
 _FROM_ROOT = {"roadmap.md": "ROADMAP.md", "changelog.md": "CHANGELOG.md"}
+# `> [!WARNING]` and a first sentence in bold: GitHub's form of an admonition with a title.
+_ALERT = re.compile(r"^> \[!(\w+)\]\n> \*\*(.*?)\.?\*\*(.*\n(?:>.*\n)*)", re.MULTILINE)
+_KINDS = {"CAUTION": "danger", "IMPORTANT": "info"}
+# The link to an example, alone in its line, which the site replaces with the program.
+_PROGRAM = re.compile(r"^\[(examples/\w+\.py)\]\(\.\./\1\)$", re.MULTILINE)
 _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Take the text of root files from there, and add links to Colab where the repository is on GitHub."""
+    """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub."""
     if name := _FROM_ROOT.get(page.file.src_uri):
         markdown = read_from_root(pathlib.Path(config["config_file_path"]).parent / name)
-    return with_colab(markdown, config["repo_url"] or "")
+    markdown = _PROGRAM.sub(r'??? example "\1"\n    ```{ .python }\n    --8<-- "\1"\n    ```', markdown)
+    return with_colab(show_alerts(markdown), config["repo_url"] or "")
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -34,6 +43,16 @@ def on_page_content(html: str, **_: Any) -> str:
     html = _CELL.sub(lambda cell: _CELL_CODE.sub(lambda code: breakable(code[0]), cell[0]), html)
     html = _TYPE.sub(r"\1", html).replace("_Any", "Any")  # optimizers/__init__.py imports it as _Any
     return _QUARTILES.sub(lambda found: f'<span class="unbroken">{found[0]}</span>', html)
+
+
+def show_alerts(markdown: str) -> str:
+    """Return a page with the alerts of GitHub as admonitions."""
+
+    def make_admonition(found: re.Match[str]) -> str:
+        body = re.sub(r"^(?:> ?| )", "    ", found[3], flags=re.MULTILINE)
+        return f'!!! {_KINDS.get(found[1], found[1].lower())} "{found[2]}"\n\n{body}'
+
+    return _ALERT.sub(make_admonition, markdown)
 
 
 def breakable(name: str) -> str:

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 import unisono
 
+# Samples of one update.
 GROUP = 128
-"""Samples of one update."""
 
 
 class Training:

@@ -24,8 +24,8 @@ import unisono
 
 EPOCHS, BATCH, TEST_ROWS = 12, 64, 360
 REPLICAS = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+# Of the length of the weights: float32 sums are added in another order on four replicas.
 LARGEST = 1e-4
-"""Of the length of the weights: float32 sums are added in another order on four replicas."""
 ONE, KERAS, OURS = "Keras, one device", "Keras, four replicas", "Unisono, four replicas"
 
 

@@ -23,10 +23,10 @@ import tensorflow as tf
 import unisono
 
 EPOCHS, TEST_ROWS = 4, 360
+# Samples of a global batch. They do not divide by two; the last batch of an epoch has 9.
 BATCH = 51
-"""Samples of a global batch. They do not divide by two; the last batch of an epoch has 9."""
+# Of any weight at the end, in float32: sums are added in another order on two replicas.
 LARGEST_DIFFERENCE = 1e-4
-"""Of any weight at the end, in float32: sums are added in another order on two replicas."""
 
 
 def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:

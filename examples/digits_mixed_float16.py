@@ -23,8 +23,8 @@ from unisono.mixed_precision import skipped_steps
 BATCH = 48
 EPOCHS = 8
 TEST_ROWS = 360
+# On the test digits, for every way of training.
 LEAST_ACCURACY = 0.93
-"""On the test digits, for every way of training."""
 
 
 def load_digits():

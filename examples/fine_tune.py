@@ -18,8 +18,7 @@ import tensorflow as tf
 import unisono
 
 BATCH = 51
-ROWS = 17 * BATCH
-"""Only full batches: each size of batch would be compiled by itself."""
+ROWS = 17 * BATCH  # only full batches: each size of batch would be compiled by itself
 
 
 def load_digits(classes: range) -> tuple[np.ndarray, np.ndarray]:

@@ -81,13 +81,22 @@ class StopAt(keras.callbacks.Callback):
             raise InterruptedError("the machine is switched off")
 
 
+def make_records() -> list[bytes]:
+    """The digits of scikit-learn as the records of a file: the pixels of each, then its class."""
+    digits = sklearn.datasets.load_digits()
+    return [np.append(x, y).astype("float32").tobytes() for x, y in zip(digits.data / 16, digits.target)]
+
+
+def parse_record(record: bytes, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    *pixels, label = np.frombuffer(record, "float32")
+    return np.float32(pixels + rng.normal(0, 0.1, len(pixels))), np.int32(label)
+
+
 def make_pipeline() -> grain.IterDataset:
     """Shuffled anew in each pass, with noise that Grain draws from its own seed."""
-    digits = sklearn.datasets.load_digits()
-    # real: source = ...  # anything with __len__ and __getitem__, such as grain.sources.ArrayRecordDataSource
-    source = list(zip((digits.data / 16).astype("float32"), digits.target))
-    samples = grain.MapDataset.source(source).seed(1).shuffle().repeat()
-    samples = samples.random_map(lambda pair, rng: (pair[0] + rng.normal(0, 0.1, 64).astype("f4"), pair[1]))
+    # real: source = grain.sources.ArrayRecordDataSource("train.array_record")
+    source = make_records()
+    samples = grain.MapDataset.source(source).seed(1).shuffle().repeat().random_map(parse_record)
     batches = samples.to_iter_dataset().batch(BATCH, drop_remainder=True)
     # real: return batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=8))
     return batches

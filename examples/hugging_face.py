@@ -37,13 +37,14 @@ class Samples(keras.utils.PyDataset):
 
     def __getitem__(self, number):
         batch = self.data[number * self.batch_size : (number + 1) * self.batch_size]
-        return batch["image"].astype("float32") / 16, batch["label"]
+        return batch["image"].astype("float32") / 255, batch["label"]
 
 
 def write_parquet(folder: pathlib.Path, files: int = 4) -> list[str]:
     """Write the digits of scikit-learn to Parquet files, as a data set on the hub has them."""
     digits = sklearn.datasets.load_digits()
-    whole = datasets.Dataset.from_dict({"image": digits.data.astype("uint8"), "label": digits.target})
+    pixels = (digits.data / 16 * 255).astype("uint8")
+    whole = datasets.Dataset.from_dict({"image": pixels, "label": digits.target})
     folder.mkdir(parents=True, exist_ok=True)
     paths = [str(folder / f"train-{number:05d}-of-{files:05d}.parquet") for number in range(files)]
     for number, path in enumerate(paths):

@@ -24,7 +24,7 @@ CLASSES = 4
 
 
 def write_shards(folder: pathlib.Path, count: int, side: int, shards: int = 4) -> str:
-    """Write images of stripes as TFRecord files; the direction of the stripes is the class. Return their pattern."""
+    """Write images of stripes, whose direction is the class, with the keys of ImageNet's files. Return their pattern."""
     random = np.random.default_rng(1)
     folder.mkdir(parents=True, exist_ok=True)
     rows, columns = np.mgrid[:side, :side] / 4
@@ -38,8 +38,8 @@ def write_shards(folder: pathlib.Path, count: int, side: int, shards: int = 4) -
                 )
                 image = tf.io.encode_jpeg((127.5 + 60 * wave).clip(0, 255).astype("uint8")).numpy()
                 features = {
-                    "image": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
-                    "label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
+                    "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[image])),
+                    "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label + 1])),
                 }
                 example = tf.train.Example(features=tf.train.Features(feature=features))
                 file.write(example.SerializeToString())
@@ -50,10 +50,12 @@ def make_input(pattern: str, classes: int, side: int, batch_size: int):
     """Return what `fit` calls on each worker: its files, its images, its share of every batch."""
 
     def decode(record):
-        spec = {"image": tf.io.FixedLenFeature([], tf.string), "label": tf.io.FixedLenFeature([], tf.int64)}
+        kinds = {"image/encoded": tf.string, "image/class/label": tf.int64}  # labels count from 1
+        spec = {name: tf.io.FixedLenFeature([], kind) for name, kind in kinds.items()}
         example = tf.io.parse_single_example(record, spec)
-        image = tf.image.resize(tf.io.decode_jpeg(example["image"], channels=3), (side + 4, side + 4))
-        return tf.image.random_crop(image, (side, side, 3)) / 127.5 - 1, tf.one_hot(example["label"], classes)
+        image = tf.io.decode_jpeg(example["image/encoded"], channels=3)
+        image = tf.image.random_crop(tf.image.resize(image, (side + 4, side + 4)), (side, side, 3))
+        return image / 127.5 - 1, tf.one_hot(example["image/class/label"] - 1, classes)
 
     def read(context):
         files = tf.data.Dataset.list_files(pattern, shuffle=False)

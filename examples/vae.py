@@ -67,8 +67,8 @@ class VAE(unisono.Model):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=35 * 40, help="steps of training, 35 in an epoch")
-    steps = parser.parse_args().steps
+    parser.add_argument("--epochs", type=int, default=40)
+    epochs = parser.parse_args().epochs
     keras.utils.set_random_seed(1)
     unisono.distribute.simulate_devices(2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -77,7 +77,7 @@ def main() -> None:
         vae = VAE()
         vae.build((None, 64))
         vae.compile(unisono.optimizers.Adam(3e-3))
-    history = vae.fit(x, batch_size=51, epochs=max(1, steps // 35), steps_per_epoch=min(steps, 35), verbose=2)
+    history = vae.fit(x, batch_size=51, epochs=epochs, verbose=2)
     drawn = tf.sigmoid(vae.decoder(tf.constant([[-1.0, 0.0], [1.0, 0.0]]))).numpy().reshape(2, 8, 8)
     print(f"\nloss {history.history['loss'][-1]:.1f}; two digits that nobody wrote:")
     for row in range(8):
