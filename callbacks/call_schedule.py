@@ -13,7 +13,7 @@ from ..compat.keras_private.callbacks import batches_since_saving, find_profiled
 from ..compat.keras_private.variables import raw_value
 from ..state.trained_model import FitState
 from .monitoring.tensorboard import TensorBoard
-from .monitors import is_metric_logger, logs_no_batch
+from .monitors import is_metric_logger
 
 _BATCH_HOOKS = {
     "train": ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end"),
@@ -53,7 +53,11 @@ def steps_until_call(
     waits = (
         type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
         or getattr(callback, "waits_for_compiled_calls", False)
-        or (phase == "test" and logs_no_batch(callback))
+        or (  # the validation hook of a logger whose settings leave out batches does nothing
+            phase == "test"
+            and vars(callback).get("_log_on_batch") is False
+            and is_metric_logger(callback, ["on_test_batch_end"])
+        )
         or _read_old_name(callback, "waits_for_executions", "waits_for_compiled_calls")
     )
     if waits:

@@ -38,11 +38,6 @@ def is_metric_logger(callback: Any, hooks: Sequence[str]) -> bool:
     return bool(hooks) and len(known) == len(hooks) and all(known)
 
 
-def logs_no_batch(callback: Any) -> bool:
-    """Return whether the validation hook is that of a logger whose settings leave out batches: then it does nothing."""
-    return is_metric_logger(callback, ["on_test_batch_end"]) and vars(callback).get("_log_on_batch") is False
-
-
 def may_add_logs(callback: Any) -> bool:
     """Return whether user code in `on_epoch_end` of a callback may add logs for the callbacks after it."""
     if "on_epoch_end" in vars(callback):  # of `LambdaCallback`, or assigned

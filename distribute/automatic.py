@@ -10,7 +10,6 @@ from .arguments import show
 from .hardware.devices import gpu_details, simulate_replicas
 from .keras_distribution import strategy_of_scope
 from .parameter_servers.strategy import ParameterServerStrategy
-from .workers.cluster import Cluster
 from .workers.joining import check_trains, join_cluster
 
 # TensorFlow's strategies, for clusters without TF_CONFIG.
@@ -59,7 +58,10 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if cluster is not None and cluster.has_parameter_servers:
         return ParameterServerStrategy()
     if cluster is not None and cluster.num_workers > 1:
-        return _multi_worker(cluster, communication_options)
+        check_trains(cluster)
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=communication_options or known()
+        )
     if any(map(os.environ.get, ("TPU_NAME", "COLAB_TPU_ADDR", "TPU_WORKER_ID"))):
         return tf.distribute.TPUStrategy(tf.distribute.cluster_resolver.TPUClusterResolver.connect())
     gpus = tf.config.list_logical_devices("GPU")
@@ -78,9 +80,3 @@ def _warn_of_mixed_models() -> None:
             "model with CUDA_VISIBLE_DEVICES.",
             stacklevel=3,
         )
-
-
-def _multi_worker(cluster: Cluster, communication_options: Any) -> tf.distribute.Strategy:
-    check_trains(cluster)
-    options = communication_options or tf.distribute.experimental.CommunicationOptions()
-    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)

@@ -11,7 +11,7 @@ from ..compat.keras_private.layers import ignore_layout, layouts_of
 from ..compat.patches import add
 from .arguments import show
 from .hardware.devices import check_exist, is_gpu
-from .keras_processes import cluster_devices, count_local_devices
+from .keras_processes import cluster_devices
 from .mesh import Mesh, OnMesh
 from .sharding.sharded import divide_weights
 from .workers.cluster import Cluster, ClusterError
@@ -121,15 +121,12 @@ def _make_strategy_of_workers(
             "alone, or use `unisono.distribute.ParameterServerStrategy` without keras.distribution."
         )
     check_trains(cluster)
-    each = count_local_devices()
-    known = [
-        f"{device.split(':')[0].upper()}:{n}" for n, device in enumerate(cluster_devices(cluster.num_workers))
-    ]
+    known = [*map(str.upper, cluster_devices(cluster.num_workers))]
     if sorted(devices) != sorted(known):
         raise ClusterError(
-            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({show(devices)}), but the cluster has "
-            f"{len(known)}, {each} on each of {cluster.num_workers} workers: call keras.distribution.initialize() first, "
-            "then make a DeviceMesh of all of them."
+            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({show(devices)}), but the cluster "
+            f"has {len(known)}, {len(known) // cluster.num_workers} on each of {cluster.num_workers} workers: call "
+            "keras.distribution.initialize() first, then make a DeviceMesh of all of them."
         )
     numbers = tuple(map(known.index, devices))
     along_batch = numbers[:: len(numbers) // mesh.shape[0]]

@@ -59,13 +59,8 @@ def _read_arguments(addresses: Any, size: Any, rank: Any) -> Place:
     return Place("keras.distribution.initialize", rank, size, tuple(found), "keras", "cluster")
 
 
-def count_local_devices() -> int:
-    """Return the replicas of this worker; all workers have as many. It does not create the devices."""
-    return len(tf.config.get_visible_devices("GPU")) or replicas_per_worker()
-
-
 def cluster_devices(workers: int, kind: str | None = None) -> list[str]:
-    """Return the names of all devices of a cluster, numbered over all workers."""
+    """Return the names of all devices of a cluster, numbered over all workers. It does not create the devices."""
     gpus = len(tf.config.get_visible_devices("GPU"))
     kind = (kind or ("gpu" if gpus else "cpu")).lower()
     each = gpus if kind == "gpu" else replicas_per_worker() if kind == "cpu" else 0

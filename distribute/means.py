@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from ..compat.keras_private.layers import in_symbolic_scope
-from .arguments import show, whole_number
+from .arguments import one_of, show, whole_number
 from .mesh import mesh_of
 from .replicas import all_reduce_sum
 from .step_context import current_step
@@ -62,11 +62,7 @@ def global_mean(
         >>> float(unisono.distribute.global_mean([1.0, 3.0], sample_weight=[1.0, 0.5]))
         1.25
     """
-    if not isinstance(reduction, str) or reduction not in get_args(Reduction):
-        raise ValueError(
-            '`reduction` must be "sum_over_batch_size" or "mean_with_sample_weight", because a sum is not a mean. '
-            f"Received: {reduction!r}"
-        )
+    one_of("reduction", reduction, get_args(Reduction))
     replica = tf.distribute.get_replica_context() is not None
     if not (replica or in_symbolic_scope()):
         raise RuntimeError("`global_mean` was called outside of `strategy.run`: call it inside.")

@@ -8,12 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.tensorflow_private.strategies import (
-    PerReplica,
-    gather_in_group,
-    launcher_in_group,
-    sum_in_group,
-)
+from ..compat.tensorflow_private.strategies import PerReplica, gather_in_group, launcher_in_group
 from .replicas import find_carrier, local_replica_index
 from .step_context import note_collective
 from .workers.agreement import first_local_replica, spans_workers
@@ -287,7 +282,7 @@ def _launch(launcher: Any, tensor: tf.Tensor, concat: int | None, equal: bool) -
     """Return a replica's collective with its group, over workers; `equal`: the shapes of the group are."""
     sent = tf.cast(tensor, find_carrier(tensor.dtype))
     if concat is None:
-        return tf.cast(sum_in_group(launcher, sent), tensor.dtype)
+        return tf.cast(launcher.all_reduce(sent), tensor.dtype)
     whole = gather_in_group(launcher, sent, concat, equal)
     return tf.cast(
         tf.ensure_shape(whole, [None if n == concat else size for n, size in enumerate(tensor.shape)]),

@@ -72,9 +72,7 @@ def _add_in_scope(original: Callable[..., Any], self: Any, *args: Any, **kwargs:
 
 
 def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:
-    if self.aggregation != "sum" or not (tf.distribute.has_strategy() and in_replica_context()):
-        original(self, value)
-    elif shares_variables():
+    if self.aggregation == "sum" and shares_variables() and in_replica_context():
         value = tf.cast(value, raw_value(self).dtype)
         raw_value(self).assign_add(find_increment(raw_value(self), value))
     else:

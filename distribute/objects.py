@@ -182,9 +182,6 @@ class _Object(io.RawIOBase):
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def readall(self) -> bytes:
         return self.read(max(0, self._size - self._at)) or b""  # in one part
 

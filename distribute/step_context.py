@@ -38,11 +38,6 @@ class ReplicaSamples:
         return self.samples > 0
 
     @property
-    def draws_as_one_device(self) -> bool:
-        """Whether random layers draw the same numbers as a single device: on the first replica, or with all samples."""
-        return isinstance(self.replica_id, int) and self.replica_id == 0
-
-    @property
     def samples_before(self) -> Any:
         """The number of samples of the global batch before this replica's: an int or an int tensor."""
         if self.first_sample is not None:
@@ -147,11 +142,6 @@ def note_collective(tensors: Iterable[Any]) -> None:
     """Note in the current step which of the `tensors` that a collective carries have an open shape."""
     if here.step is not None:
         here.step.open_collectives += [t.shape for t in tensors if not t.shape.is_fully_defined()]
-
-
-def find_drawing_step() -> StepContext | None:
-    """Return the step whose replica draws random numbers: `current_step()`, or one around a model in a custom loop."""
-    return here.step or here.draws_of
 
 
 @contextlib.contextmanager

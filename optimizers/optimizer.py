@@ -1,6 +1,5 @@
 """The base class of every optimizer here: Keras' update rules behind our stages."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,12 +23,6 @@ from .update_rules.parts import create_as_shards
 from .update_rules.replica_rule import ReplicaRule, register_shards
 
 Stage = Callable[[Pairs], Pairs]
-
-
-@dataclasses.dataclass
-class _Stages:
-    transformers: list[Stage]
-    aggregator: Stage | None
 
 
 class Optimizer(SavedState, ReplicaRule):
@@ -63,32 +56,28 @@ class Optimizer(SavedState, ReplicaRule):
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 
-    # The two arguments. An adopted instance never ran our `__init__`.
-
-    _stages: _Stages | None = None
+    # The two arguments, past TensorFlow's tracking. An adopted instance never ran our `__init__`.
 
     @property
     def gradient_transformers(self) -> list[Stage]:
         """Called in order on the aggregated gradients, before clipping."""
-        return [] if self._stages is None else self._stages.transformers
+        return self.__dict__.get("_transformers", [])
 
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Sequence[Stage] | None) -> None:
-        self._stages = _Stages(
-            optimizer_checks.check_stages(stages, "gradient_transformers"), self.gradient_aggregator
-        )
+        self.__dict__["_transformers"] = optimizer_checks.check_stages(stages, "gradient_transformers")
         self._mark_if_extended()
 
     @property
     def gradient_aggregator(self) -> Stage | None:
         """Replaces the sum over replicas; None is that sum."""
-        return None if self._stages is None else self._stages.aggregator
+        return self.__dict__.get("_aggregator")
 
     @gradient_aggregator.setter
     def gradient_aggregator(self, stage: Stage | None) -> None:
         if stage is not None:
             optimizer_checks.check_stage(stage, "gradient_aggregator")
-        self._stages = _Stages(self.gradient_transformers, stage)
+        self.__dict__["_aggregator"] = stage
         self._mark_if_extended()
 
     def _mark_if_extended(self) -> None:

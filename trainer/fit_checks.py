@@ -29,17 +29,17 @@ from .inputs.input_checks import alone
 from .inputs.sources.make_source import check_shuffle, kind_of
 from .inputs.value_checks import holds_text
 
-_SUPPORTED = (
+_ON_THIS_MACHINE = (
     tf.distribute.OneDeviceStrategy,
     tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.experimental.CentralStorageStrategy,
+)
+_SUPPORTED = (
+    *_ON_THIS_MACHINE,
+    tf.distribute.MultiWorkerMirroredStrategy,
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.TPUStrategy,
 )
-
-
-_ON_THIS_MACHINE = (_SUPPORTED[0], _SUPPORTED[1], _SUPPORTED[3])
 
 
 def check_strategy(strategy: Any) -> None:

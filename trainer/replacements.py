@@ -15,7 +15,7 @@ from ..compat.tensorflow_graphs.made_operations import note_made_operations
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import copies_of, once_per_copy, shares_variables
-from ..distribute.step_context import current_step, find_drawing_step
+from ..distribute.step_context import current_step, here
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
 from .step import nested_graphs
@@ -66,7 +66,7 @@ def _apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None
 
 @_replaces("SeedGenerator.next")
 def _seed(original: Any, self: Any, ordered: bool = True) -> Any:
-    step = find_drawing_step()
+    step = here.step or here.draws_of
     # No two workers use the same number.
     if step is not None and step.of_custom_loop and on_parameter_servers():
         with direct_writes():
@@ -75,7 +75,8 @@ def _seed(original: Any, self: Any, ordered: bool = True) -> Any:
         seed = once_per_copy(lambda: original(self, ordered))()
     else:
         seed = original(self, ordered)
-    if step is None or step.draws_as_one_device:
+    # The first replica, or one with all samples, draws as a single device.
+    if step is None or (isinstance(step.replica_id, int) and step.replica_id == 0):
         return seed
     stride = tf.constant([_SEED_STRIDE, 0], tf.int64) * tf.cast(step.replica_id, tf.int64)
     return tf.cast(tf.cast(tf.cast(seed, tf.int64) + stride, tf.uint32), seed.dtype)

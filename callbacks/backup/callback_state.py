@@ -64,14 +64,14 @@ def purpose_of(callback: Any) -> dict[str, str]:
     return {name: os.fspath(value) for name, value in found.items() if isinstance(value, str | os.PathLike)}
 
 
-def name_callbacks(callbacks: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return each callback with a unique name: `EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
+def name_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return callbacks by unique names: `callback EarlyStopping(val_loss, min)`; a second one of the same gets a number."""
     seen: collections.Counter[str] = collections.Counter()
-    result = []
+    result = {}
     for callback in callbacks:
-        name = title(type(callback).__name__, purpose_of(callback))
+        name = f"callback {title(type(callback).__name__, purpose_of(callback))}"
         seen[name] += 1
-        result.append((name if seen[name] == 1 else f"{name}#{seen[name]}", callback))
+        result[name if seen[name] == 1 else f"{name}#{seen[name]}"] = callback
     return result
 
 

@@ -152,7 +152,7 @@ def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str |
     owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):
         return None
-    callbacks = {f"callback {name}": each for name, each in name_callbacks(fit_state.callbacks)}
+    callbacks = name_callbacks(fit_state.callbacks)
     variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
     drawn_by_model = {**find_generators(find_held(model)), **variables}
     users = [("the model", drawn_by_model), ("a callback", find_generators(callbacks))]

@@ -105,9 +105,7 @@ def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, An
 
 def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """Return the generators of NumPy and Python that layers, the loss and callbacks hold or draw from."""
-    callbacks = {
-        f"callback {name}": each for name, each in callback_state.name_callbacks(fit_state.callbacks)
-    }
+    callbacks = callback_state.name_callbacks(fit_state.callbacks)
     return random_state.find_generators({**variable_state.find_held(model), **callbacks})
 
 

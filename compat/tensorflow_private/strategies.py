@@ -149,11 +149,6 @@ def gather_in_group(launcher: Any, tensor: tf.Tensor, axis: int, equal: bool) ->
         return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])
 
 
-def sum_in_group(launcher: Any, tensor: tf.Tensor) -> tf.Tensor:
-    """Sum the tensors of a group. Context: a graph."""
-    return launcher.all_reduce(tensor)
-
-
 def all_to_all(launcher: Any, rows: tf.Tensor) -> tf.Tensor:
     """Send matrix row r of `rows` to replica r; matrix row s of the result comes from replica s. The shapes are equal.
 

@@ -2,7 +2,7 @@
 
 from .pipeline import Pipeline, current_pipeline
 from .remote import StageError, connect
-from .schedule import Simulation, ideal_speedup, simulate
+from .schedule import Simulation, simulate
 from .timeline import Timeline
 
 __all__ = [
@@ -12,6 +12,5 @@ __all__ = [
     "Timeline",
     "connect",
     "current_pipeline",
-    "ideal_speedup",
     "simulate",
 ]

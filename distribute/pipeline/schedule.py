@@ -216,8 +216,3 @@ def simulate(
         speedup=work / duration if duration else float(stages),
         peak_activations=peak_activations(schedule),
     )
-
-
-def ideal_speedup(stages: int, micro_batches: int) -> float:
-    """M K / (M + K - 1): the speed-up over one device of K equal stages with free transfers."""
-    return micro_batches * stages / (micro_batches + stages - 1)

@@ -91,17 +91,14 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
     """Create the variable inside a Keras variable."""
     strategy = tf.distribute.get_strategy()
     held, flat = None, level_of(strategy) == "weights"
-    if _is_weight(variable) if isinstance(strategy, OnMesh) else flat:
+    # It is trained, or one that a layer holds, such as a frozen weight.
+    is_weight = variable.trainable or here.moves_weights or is_made_by_layer()
+    if is_weight if isinstance(strategy, OnMesh) else flat:
         held = make_sharded_weight(strategy, variable, value, flat)
     if held is None:
         original(variable, value)
     else:
         put_inside(variable, held)
-
-
-def _is_weight(variable: keras.Variable) -> bool:
-    """Return whether a variable that is being created is trained, or is one that a layer holds, such as a frozen weight."""
-    return bool(variable.trainable) or here.moves_weights or is_made_by_layer()
 
 
 def divide_weights(strategy: tf.distribute.Strategy) -> None:
@@ -176,14 +173,13 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)
         if here.updates_sharded:  # a copied variable is assigned a sharded one
-            args, kwargs = tf.nest.map_structure(_as_tensor, (tuple(args), kwargs))
+            args, kwargs = tf.nest.map_structure(
+                lambda each: tf.convert_to_tensor(each) if isinstance(each, ShardedValue) else each,
+                (tuple(args), kwargs),
+            )
             return original(var, fn, args=args, kwargs=kwargs, group=group)
         with here.set_to(updates_sharded=True):
             return fn(var, *args, **kwargs)
 
     strategy.extended.colocate_vars_with = colocated  # pyright: ignore[reportAttributeAccessIssue]
     strategy.extended.update = update  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _as_tensor(value: Any) -> Any:
-    return tf.convert_to_tensor(value) if isinstance(value, ShardedValue) else value

@@ -85,14 +85,11 @@ def run_stages(
         with direct_writes():
             check_known(optimizer, [v for _, v in pairs])
     if tf.distribute.get_replica_context() is None:
-        settings = {
-            "scale": scale,
-            "check_finite": check_finite,
-            "veto": veto,
-            "options": options,
-            "called": called,
-        }
-        return _in_every_replica(optimizer, pairs, settings)
+        run = functools.partial(
+            run_stages, scale=scale, check_finite=check_finite, veto=veto, options=options, called=called
+        )
+        finite = _in_every_replica(functools.partial(run, optimizer), pairs, options)
+        return finite if check_finite else True
     every = [v for _, v in pairs]
     pairs, sharded = optimizer_checks.with_gradients(optimizer, pairs), shards_state(optimizer, every)
     apply_to: Any = transform_and_apply_shards if sharded else transform_and_apply
@@ -229,19 +226,18 @@ def _take_collected_writes(variables: Sequence[Any]) -> list[tuple[keras.Variabl
     return collected
 
 
-def _in_every_replica(optimizer: Any, pairs: Pairs, settings: dict[str, Any]) -> Any:
+def _in_every_replica(run: Callable[[Pairs], Any], pairs: Pairs, options: CallOptions) -> Any:
     """Run the stages on each replica; `PerReplica` gradients are its own, of others replica 0 sends the total."""
     strategy = tf.distribute.get_strategy()
     gradients = [g for g, _ in pairs]
     whole = [g is not None and not isinstance(g, tf.distribute.DistributedValues) for g in gradients]
 
     def on_replica(gradients: list[Any]) -> Any:
-        if not settings["options"].skip_aggregation and num_replicas() > 1:
+        if not options.skip_aggregation and num_replicas() > 1:
             first = replica_id() == 0
             only_first: Callable[[Any], Any] = lambda x: tf.where(first, x, tf.zeros_like(x))  # noqa: E731
             gradients = [map_values(only_first, g) if w else g for g, w in zip(gradients, whole)]
-        mine = [(g, v) for g, (_, v) in zip(gradients, pairs)]
-        return tf.convert_to_tensor(run_stages(optimizer, mine, **settings))
+        return tf.convert_to_tensor(run([(g, v) for g, (_, v) in zip(gradients, pairs)]))
 
     finite = strategy.run(on_replica, args=(gradients,))
-    return strategy.experimental_local_results(finite)[0] if settings["check_finite"] else True
+    return strategy.experimental_local_results(finite)[0]

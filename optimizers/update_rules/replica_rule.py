@@ -49,24 +49,22 @@ class ReplicaRule(keras.optimizers.Optimizer):
 
     def assign(self, variable: Any, value: Any) -> None:
         """Write this replica's copy."""
-        if _is_collected(variable, value):
-            variable.assign(value)
-        else:
-            super().assign(_copy(variable), value)
+        self._write("assign", variable, value)
 
     def assign_add(self, variable: Any, value: Any) -> None:
-        """Adds to this replica's copy."""
-        if _is_collected(variable, value):
-            variable.assign_add(value)
-        else:
-            super().assign_add(_copy(variable), value)
+        """Add to this replica's copy."""
+        self._write("assign_add", variable, value)
 
     def assign_sub(self, variable: Any, value: Any) -> None:
         """Subtract from this replica's copy."""
-        if _is_collected(variable, value):
-            variable.assign_sub(value)
+        self._write("assign_sub", variable, value)
+
+    def _write(self, method: str, variable: Any, value: Any) -> None:
+        collected = isinstance(variable, keras.Variable) and collects_writes() and not is_sparse(value)
+        if collected:
+            getattr(variable, method)(value)
         else:
-            super().assign_sub(_copy(variable), value)
+            getattr(super(), method)(_copy(variable), value)
 
     def _backend_update_step(
         self, grads: Sequence[Any], trainable_variables: Sequence[Any], learning_rate: Any
@@ -158,10 +156,6 @@ class ReplicaRule(keras.optimizers.Optimizer):
         ):
             return tf.identity(local_copy(rate))
         return rate
-
-
-def _is_collected(variable: Any, value: Any) -> bool:
-    return isinstance(variable, keras.Variable) and collects_writes() and not is_sparse(value)
 
 
 def _copy(variable: Any) -> Any:

@@ -122,10 +122,7 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: s
             return sparse_tensor(
                 leaf.columns[start:stop], leaf.values[start:stop], leaf.sample_shape, samples
             )
-        part = leaf[start:stop]
-        if isinstance(part, tf.Tensor) and leaf.shape.rank:
-            part.set_shape([samples, *leaf.shape[1:]])
-        return part
+        return leaf[start:stop]
 
 
 def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: str | None) -> tf.Tensor:

@@ -12,7 +12,7 @@ from ...compat.keras_private.variables import raw_value
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
 from ..step.collected_writes import CollectedWrites
-from ..step.replica_slices import replica_bounds
+from ..step.replica_slices import or_first_sample, replica_bounds
 from .planning.graph import Stage
 
 
@@ -26,15 +26,8 @@ def micro_slices(structure: Any, steps: Sequence[StepContext]) -> list[Any]:
     """Return the samples of each micro-batch; sample 0 for an empty one."""
     if len(steps) == 1:
         return [structure]
-    parts = []
-    for step in steps:
-        first, last = step.samples_before, step.samples_before + step.samples
-        if isinstance(last, int):
-            first, last = (first, last) if step.samples else (0, 1)
-        else:
-            first, last = tf.where(step.alive, first, 0), tf.where(step.alive, last, 1)
-        parts.append(slice_samples(structure, first, last))
-    return parts
+    bounds = [or_first_sample(step.samples_before, step.samples_before + step.samples) for step in steps]
+    return [slice_samples(structure, first, last) for first, last in bounds]
 
 
 def concat_micro_batches(parts: Sequence[Any], steps: Sequence[StepContext]) -> Any:

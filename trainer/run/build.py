@@ -184,11 +184,7 @@ def _symbolic(spec: Any) -> Any:
     if spec is None:
         return None
     dtype = keras.backend.standardize_dtype(spec.dtype)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return keras.KerasTensor(spec.shape, dtype, sparse=True)
-    if isinstance(spec, tf.RaggedTensorSpec):
-        return keras.KerasTensor(spec.shape, dtype, ragged=True, ragged_rank=spec.ragged_rank)
-    return keras.KerasTensor(spec.shape, dtype)
+    return keras.KerasTensor(spec.shape, dtype, sparse=isinstance(spec, tf.SparseTensorSpec))
 
 
 def check_layouts(model: TrainedModel) -> None:

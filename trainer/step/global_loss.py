@@ -18,9 +18,7 @@ categorical_generalized_cross_entropy categorical_hinge cosine_similarity ctc hi
 mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson
 sparse_categorical_crossentropy squared_hinge
 """
-_ROWWISE_FUNCTIONS = frozenset(
-    getattr(keras.losses, name) for name in _ROWWISE_NAMES.split() if hasattr(keras.losses, name)
-)
+_ROWWISE_FUNCTIONS = frozenset(getattr(keras.losses, name) for name in _ROWWISE_NAMES.split())
 _declared: weakref.WeakSet[Any] = weakref.WeakSet()  # by `rowwise`
 
 
@@ -56,7 +54,7 @@ def works_on_samples(loss: keras.losses.Loss, y_pred: Any = None) -> bool:
     """Return whether each entry of the loss depends on its own sample alone; without `y_pred` for two axes or more."""
     if any(each in _declared for each in (loss, *type(loss).__mro__)):
         return True
-    if type(loss).call is not getattr(_WRAPPER, "call", None):
+    if type(loss).call is not _WRAPPER.call:
         return False
     fn = getattr(loss, "fn", None)
     if fn in _declared:

@@ -19,6 +19,14 @@ def replica_bounds(global_samples: Any, num_replicas: int, replica: Any) -> tupl
     return (replica * global_samples) // num_replicas, ((replica + 1) * global_samples) // num_replicas
 
 
+def or_first_sample(first: Any, last: Any) -> tuple[Any, Any]:
+    """Return the samples `[first, last)`; the first of all where there are none. Ints give ints."""
+    samples = last - first
+    if isinstance(samples, int):
+        return (first, last) if samples else (0, 1)
+    return tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
+
+
 class ReplicaSlices:
     """One global batch, split into the samples of each replica.
 
@@ -89,11 +97,7 @@ class ReplicaSlices:
             first, last, _ = self._bounds(replica)
             if self._whole and self._worker_samples is None:
                 first, last = (0, 1) if here else (0, self.global_samples)
-            samples = last - first
-            if isinstance(samples, int):
-                first, last = (first, last) if samples else (0, 1)
-            else:
-                first, last = tf.where(samples > 0, first, 0), tf.where(samples > 0, last, 1)
+            first, last = or_first_sample(first, last)
         if self._part is not None:  # reads also the arrays that are None in the batch
             part = self._part(here, first, last)
             return keras.tree.map_structure(lambda a, b: None if a is None else b, self._batch, part)

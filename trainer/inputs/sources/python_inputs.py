@@ -233,7 +233,7 @@ def _items_of(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
         # As in Keras: the children get the dataset with the fork, at the start of every epoch.
         context = multiprocessing.get_context("fork")
         pool: Any = concurrent.futures.ProcessPoolExecutor(
-            workers, mp_context=context, initializer=_keep_dataset, initargs=(dataset,)
+            workers, mp_context=context, initializer=_kept.append, initargs=(dataset,)
         )
         get: Callable[[int], Any] = _item_of_kept
     else:
@@ -251,12 +251,8 @@ def _items_of(dataset: Any, numbers: list[int]) -> Generator[Any, None, None]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-_kept: list[Any] = []
-
-
-def _keep_dataset(dataset: Any) -> None:
-    _kept[:] = [dataset]
+_kept: list[Any] = []  # in a child process
 
 
 def _item_of_kept(number: int) -> Any:
-    return _kept[0][number]
+    return _kept[-1][number]
