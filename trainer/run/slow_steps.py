@@ -69,7 +69,8 @@ class SlowSteps:
         for callback in self._state.callbacks:
             if steps_until_call(callback, self._state.step, records_logs=records) == 1:
                 mine = self._outside / self._steps + self._seconds_of_empty_call(call)
-                self._warn(single_steps_text(callback, mine, self._spent / self._steps))
+                whole = self._spent / self._steps
+                self._warn(single_steps_text(callback, min(mine, whole), whole))
                 return
 
     def _seconds_of_empty_call(self, call: CompiledCall) -> float:
