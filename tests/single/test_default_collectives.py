@@ -1,4 +1,4 @@
-"""`MirroredStrategy` without `cross_device_ops`, whose collectives know less than the reduction to one device of other tests."""
+"""`MirroredStrategy` without `cross_device_ops`: its collectives know less than the reduction that other tests use."""
 
 import pytest
 
