@@ -22,6 +22,7 @@ from keras.src.models import cloning
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+from tensorflow.python.distribute.ps_values import CachingVariable
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -102,6 +103,12 @@ REPLACED = (
         "_get_key_counter",
         "a GPU computes its own random seeds, and the host does not wait for it",
         only_for=(GPUS,),
+    ),
+    Changed(
+        CachingVariable,
+        "__getitem__",
+        "a slice of a variable on a parameter server can be assigned, as elsewhere",
+        only_for=(SERVERS,),
     ),
     Changed(
         backend_numpy,

@@ -70,6 +70,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets _strategy",
     f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_collective_keys _collective_ops _devices",
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
+    f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",

@@ -61,6 +61,14 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     tensors = list(tensors)
     if not tensors or num_replicas() == 1:
         return tensors
+    if any(tensor.dtype.is_complex for tensor in tensors):  # which collectives cannot add
+        parts = [
+            part
+            for t in tensors
+            for part in ([tf.math.real(t), tf.math.imag(t)] if t.dtype.is_complex else [t])
+        ]
+        sums = iter(all_reduce_sum(parts))
+        return [tf.complex(next(sums), next(sums)) if t.dtype.is_complex else next(sums) for t in tensors]
     note_collective(
         t.indices if isinstance(t, tf.IndexedSlices) else t for t in tensors
     )  # slices are gathered

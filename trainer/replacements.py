@@ -12,6 +12,7 @@ from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs
 from ..compat.tensorflow_graphs.made_operations import note_made_operations
+from ..compat.tensorflow_private.parameter_servers import let_assign
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import copies_of, once_per_copy, shares_variables
@@ -91,6 +92,12 @@ def _handle(original: Any, self: Any) -> Any:
         return raw_value(self).handle
     value = self.value
     return value if isinstance(value, tf.Tensor) else original(self)
+
+
+@_replaces("CachingVariable.__getitem__")
+def _slice(original: Any, self: Any, *places: Any) -> Any:
+    part = original(self, *places)
+    return part if current_step() is None else let_assign(part, self, *places)
 
 
 @_replaces("nn._compute_moments_sync")

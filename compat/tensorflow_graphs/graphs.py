@@ -68,9 +68,12 @@ def _run_graph(graph: Any, *args: Any) -> Any:
 
 def inline_function(function: Any) -> Callable[..., Any] | None:
     """Return the body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
-    if function._omit_frequent_tracing_warning:
+    eager = tf.executing_eagerly()
+    module = str(getattr(function.python_function, "__module__", ""))
+    internal = eager and module.startswith("tensorflow.")  # `tf.vectorized_map`, which is no eager code
+    if function._omit_frequent_tracing_warning or internal:
         return None
-    if not function._autograph or tf.executing_eagerly():
+    if not function._autograph or eager:
         return function.python_function
     return _reconvert(py_func_from_autograph(function.python_function))
 

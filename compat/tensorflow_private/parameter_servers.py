@@ -68,6 +68,12 @@ def _serialize(original: Callable[[Any], dict[str, Any]], variable: Any) -> dict
     }
 
 
+def let_assign(part: Any, variable: Any, places: Any) -> Any:
+    """Return the slice of a variable at these places, with the method that assigns it, which a cached read lacks."""
+    part.assign = lambda value, name=None: variable._v[places].assign(value, name)
+    return part
+
+
 def schedule_python(coordinator: Any, fn: Callable[[], None]) -> None:
     """Call `fn()` in the thread of some worker, with that worker as default device: `schedule` does not tell the worker."""
     coordinator._cluster.schedule(fn, None, None)

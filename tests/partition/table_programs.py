@@ -303,7 +303,8 @@ def _rest(u, v):
 
 
 def _drawn(u):
-    n, seed, random = tf.shape(u)[0], [1, 2], tf.random
+    n, random = tf.shape(u)[0], tf.random
+    seed = tf.stack([1, 0 * n + 2])  # no constant
     of_samples = [  # no number is drawn twice
         random.normal([n, 4], seed=1),
         random.uniform([n, 4], seed=1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 import tensorflow as tf
 from partition_in_parts import Parts
@@ -29,6 +30,29 @@ def test_every_rule_is_used_by_a_program(monkeypatch):
     for fn, *batch in PROGRAMS.values():
         Parts(fn, *batch)
     assert used == set(RULES)
+
+
+def _noisy(x):
+    return x + tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=x.dtype)
+
+
+FIXED = {
+    "normal": lambda x: tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=x.dtype),
+    "integers": lambda x: tf.random.stateless_uniform(tf.shape(x), [1, 2], None, None, tf.int64),
+    "places": lambda x: tf.random.stateless_uniform([4], [1, 2], 0, tf.shape(x)[0], tf.int32),
+    "Keras": lambda x: keras.random.uniform(tf.shape(x), seed=3, dtype=x.dtype),
+    "dropout": lambda x: keras.random.dropout(x, 0.5, seed=3),
+    "chosen": lambda x: tf.reduce_mean(_noisy(tf.boolean_mask(x, x[:, 0] > 0)) ** 2),
+    "twice": lambda x: tf.random.stateless_normal(
+        tf.shape(x), tf.random.experimental.stateless_split([1, 2], 2)[1], dtype=x.dtype
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_draw_with_a_constant_seed_is_that_of_one_device(kind):
+    parts = Parts(lambda x: [FIXED[kind](x), tf.reduce_mean(x * tf.cast(x > 0, x.dtype))], X)
+    parts.check(tolerance=FLOAT64)
 
 
 def test_leaves_with_other_numbers_of_samples_are_not_taken_for_one_batch():

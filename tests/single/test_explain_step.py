@@ -55,14 +55,57 @@ def test_step_gets_the_batch_that_fit_would_pass():
     assert not made(Unpacks, helpers.mirrored(2)).explain_step(X, X[:, :3]).whole
 
 
-def test_step_that_is_not_partitioned_says_why():
-    class Prints(unisono.Sequential):
+SEEN = {"seen": lambda: tf.Variable(0.0, trainable=False)}
+TABLE = {"table": lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)}
+WITH_EFFECTS = {
+    "numpy": ({}, lambda model, x: tf.numpy_function(np.copy, [x], tf.float32), "pass `stateful=False` to"),
+    "python": ({}, lambda model, x: tf.py_function(tf.identity, [x], tf.float32), "in the input pipeline or"),
+    "branch": (
+        SEEN,
+        lambda model, x: tf.cond(x[0, 0] > 0, lambda: model.seen.assign_add(1.0), lambda: model.seen + 0.0),
+        "write outside of it, for example `variable.assign(tf.where(",
+    ),
+    "table": (TABLE, lambda model, x: model.table.insert(tf.cast(x[:, 0], tf.int64), x[:, 1]), "callback"),
+}
+
+
+@pytest.mark.as_for_users  # operations have source lines
+@pytest.mark.parametrize("kind", WITH_EFFECTS)
+def test_step_that_is_not_partitioned_names_the_line_and_what_to_do(kind):
+    state, effect, instead = WITH_EFFECTS[kind]
+
+    class HasEffects(unisono.Sequential):
         def train_step(self, data):
-            tf.numpy_function(lambda x: x, [data[0]], tf.float32)
+            effect(self, data[0])
             return super().train_step(data)
 
-    found = made(Prints, helpers.mirrored(2)).explain_step(X, X[:, :3])
-    assert "runs on one replica" in str(found) and found.whole
+    strategy = helpers.mirrored(2)
+    model = made(HasEffects, strategy)
+    with strategy.scope():
+        vars(model).update({name: make() for name, make in state.items()})
+    found = model.explain_step(X, X[:, :3])
+    assert "runs on one replica" in str(found)
+    assert " in test_explain_step.py:" in found.whole and instead in found.whole
+
+
+LOOKED_UP = {
+    "loop": lambda table, keys: tf.map_fn(table.lookup, keys, fn_output_signature=tf.float32),
+    "size": lambda table, keys: table.lookup(keys) * tf.cast(table.size(), tf.float32),
+}
+
+
+@pytest.mark.parametrize("kind", LOOKED_UP)
+def test_step_that_reads_a_table_is_partitioned(kind):
+    entries = tf.lookup.KeyValueTensorInitializer(tf.range(3), tf.constant([0.5, 1.0, 2.0]))
+
+    class LooksUp(unisono.Sequential):
+        def train_step(self, data):
+            weights = LOOKED_UP[kind](self.table, tf.cast(data[0][:, 0] > 0, tf.int32))
+            return super().train_step((*data, weights))
+
+    model = made(LooksUp, helpers.mirrored(2))
+    vars(model)["table"] = tf.lookup.StaticHashTable(entries, 0.0)
+    assert not model.explain_step(X, X[:, :3]).whole
 
 
 def test_explanation_on_one_replica_is_an_error_that_says_what_to_do():

@@ -136,6 +136,22 @@ class UpdatesInLoop(Base):
         return self.logs()
 
 
+class Vectorized(Base):
+    """Computes a gradient of each sample, by functions of TensorFlow's own."""
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            outputs = self(data[0], training=True)
+            squares = tf.reduce_sum(tf.square(data[1] - outputs), 1)
+        kernel = self.out.kernel.value
+        each = tape.jacobian(squares, kernel)
+        norms = tf.vectorized_map(lambda gradient: tf.norm(gradient) + 1.0, each)
+        scaled = tf.reduce_mean(each / norms[:, None, None], 0)
+        self.optimizer.apply_gradients([(scaled, self.out.kernel)])
+        self.tracker.update_state(tf.reduce_max(norms))
+        return self.logs()
+
+
 def numbers(steps, base, on=None, **how):
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
@@ -159,6 +175,9 @@ def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
         assert_close(numbers(steps, unisono.Model, on, jit_compile=steps is Branch), right, FLOAT64)
 
 
-def test_step_that_is_a_function_has_its_numbers_eagerly():
-    right = numbers(Inner, keras.Model, run_eagerly=True)
-    assert_close(numbers(Inner, unisono.Model, run_eagerly=True), right, FLOAT64)
+@pytest.mark.parametrize("steps", [Inner, Vectorized])
+def test_step_that_calls_functions_has_its_numbers_eagerly(steps):
+    right = numbers(steps, keras.Model, run_eagerly=True)
+    assert_close(numbers(steps, unisono.Model, run_eagerly=True), right, FLOAT64)
+    if steps is Vectorized:
+        assert_close(numbers(steps, unisono.Model, strategy("mirrored2"), run_eagerly=True), right, FLOAT64)

@@ -30,6 +30,7 @@ ARGUMENTS = {
     "BaseOptimizer.apply": "self grads trainable_variables",
     "SeedGenerator.next": "self ordered",
     "Variable.handle": "self",
+    "CachingVariable.__getitem__": "v args kwargs",
     "nn._compute_moments_sync": "x axes keepdims",
     "random_ops_util._get_key_counter": "seed alg",
     "FuncGraph._create_op_internal": (

@@ -12,7 +12,7 @@ from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.one_device import find_called_graph, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
-from .operation_labels import READS, Ruling, has_effects, labels_of, settle_label
+from .operation_labels import READS, Ruling, describe_effects, has_effects, labels_of, settle_label
 from .program import (
     BRANCHES,
     LOOPS,
@@ -141,7 +141,7 @@ class Builder(Values):
         outputs = self._outputs(op, inputs)
         values = self.program.values
         if self.inside and has_effects(op):
-            raise NotPartitioned(f"{op.type} ({op.name}) has effects in a branch or a loop")
+            raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
         rulings = [
             self._find_ruling(op, inputs, outputs, known, axis) for axis in range(len(self.program.mesh))
         ]

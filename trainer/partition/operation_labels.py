@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from ...compat.tensorflow_graphs.one_device import line_of_user
 from .labels import OWN, PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_partial, is_sharded, needs_collective
 from .program import NotPartitioned
 from .rules import PARTIAL_MEAN, RULES, Ruling, View
@@ -25,13 +26,28 @@ _TAKES_POSITIONS = """
     UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
 """  # operations that accept positions relative to this replica's first sample; others get positions in the batch
 _ADDS_UP = ("AddN", "AddV2", "Identity")
-_HARMLESS = "Empty PrintV2 StringFormat OptionalFromValue OptionalGetValue OptionalNone VariableShape"
+_HARMLESS = """
+    Assert Empty PrintV2 StringFormat OptionalFromValue OptionalGetValue OptionalNone VariableShape
+    LookupTableExportV2 LookupTableSizeV2
+"""
 
 
 def has_effects(op: tf.Operation) -> bool:
     """Return whether an operation does more than reading, drawing, checking and printing."""
-    harmless = op.type in READS or op.type in STATEFUL or op.type in _HARMLESS.split()
-    return bool(op.op_def.is_stateful) and not harmless and op.type not in ("Assert", "ResourceGather")
+    return bool(op.op_def.is_stateful) and op.type not in (*READS, *RULES, *_HARMLESS.split())
+
+
+def describe_effects(op: tf.Operation, place: str = "") -> str:
+    """Return which line of user code has effects, in a `place`, and what to do instead."""
+    line, code = line_of_user(op)
+    what, instead = "has effects", "compute it in the input pipeline or in a callback"
+    if op.type in ("PyFunc", "EagerPyFunc"):
+        what = "runs Python code, which may have effects"
+        instead = f"pass `stateful=False` to `tf.numpy_function` if it has none, or {instead}"
+    elif op.type in WRITES:
+        instead = "write outside of it, for example `variable.assign(tf.where(condition, new, variable))`"
+    where = f" in {line}" if line else f" ({op.name})"
+    return f"{op.type}{where}{f', `{code}`,' if code else ''} {what}{place}: {instead}"
 
 
 def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) -> Ruling:
@@ -64,8 +80,8 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
         return [None] * len(view.labels), [view.labels[0]] * len(op.outputs)
-    if op.op_def.is_stateful and op.type not in _HARMLESS.split():
-        raise NotPartitioned(f"{op.type} ({op.name}) has effects")
+    if has_effects(op):
+        raise NotPartitioned(describe_effects(op))
     return view.gather()
 
 

@@ -106,7 +106,7 @@ def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
     with follow_inputs():
         loss = _own_loss(model, x, y, result.outputs, sample_weight, training=False)
         loss = loss if result.loss is None else loss + tf.cast(result.loss, loss.dtype)
-        track_loss(model, loss, step)
+        track_loss(model, loss, x)
         return model.compute_metrics(x, y, result.outputs, sample_weight=sample_weight)
 
 

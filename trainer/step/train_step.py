@@ -23,6 +23,7 @@ from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
 from ...optimizers.stages.call_options import CallOptions, call_options
 from ...state.trained_model import TrainedModel
+from ..inputs.batch import sample_count
 from .collected_writes import CollectedWrites
 
 
@@ -95,7 +96,7 @@ def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     variables = self.trainable_weights
     compute = step.compute or forward_and_backward
     loss, gradients, y_pred = compute(self, variables, data)
-    track_loss(self, loss, step)
+    track_loss(self, loss, x)
     if variables:
         with call_options(CallOptions(weight_total=step.weight_total)):
             self.optimizer.apply_gradients(list(zip(gradients, variables)))
@@ -122,7 +123,7 @@ def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     y_pred = forward(self, x, training=False)
     loss = compute_loss(self, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
-    track_loss(self, loss, step)
+    track_loss(self, loss, x)
     return self.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
@@ -131,6 +132,6 @@ def forward(model: TrainedModel, x: Any, training: bool) -> Any:
     return model(x, training=training) if takes_training(model) else model(x)
 
 
-def track_loss(model: TrainedModel, loss: tf.Tensor, step: StepContext) -> None:
-    """Add the loss to the epoch's mean, weighted with its samples; a loss without reduction by its mean."""
-    loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=step.samples)
+def track_loss(model: TrainedModel, loss: tf.Tensor, x: Any) -> None:
+    """Add the loss to the epoch's mean, weighted with the samples of `x`; a loss without reduction by its mean."""
+    loss_tracker(model).update_state(tf.reduce_mean(loss), sample_weight=sample_count(x))

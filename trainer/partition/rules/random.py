@@ -1,7 +1,9 @@
 """Random draws: different on each replica where they have samples, the same everywhere where they have none."""
 
+import tensorflow as tf
+
 from ..labels import OWN, REPLICATED, label_sharded, sizes
-from .view import Ruling, View, Wants, rule
+from .view import Gather, Ruling, View, Wants, rule
 
 _WITH_SEED = """
 RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal RandomGamma RandomPoissonV2 Multinomial
@@ -16,6 +18,8 @@ STATEFUL, STATELESS = _WITH_SEED.split(), _WITH_KEY.split()
 
 @rule(*STATELESS)
 def _draw_with_key(view: View) -> Ruling:
+    if _is_fixed(view.op.inputs[1]):  # one device would draw the same numbers
+        raise Gather
     label = view.labels[0]
     wants: Wants = [REPLICATED] * len(view.labels)
     if label.kind == "sizes" and label.chosen:
@@ -24,6 +28,12 @@ def _draw_with_key(view: View) -> Ruling:
     if axis is None:
         return wants, [REPLICATED]
     return [sizes(axis), OWN, *wants[2:]], [label_sharded(axis)]
+
+
+def _is_fixed(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor is computed from constants alone."""
+    op = tensor.op
+    return all(map(_is_fixed, op.inputs)) if op.inputs else op.type == "Const"
 
 
 @rule(*STATEFUL, "RandomShuffle")
