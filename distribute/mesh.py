@@ -147,6 +147,15 @@ class Layout:
                 (whole,) = combine_in_groups([whole], [number], [axis])
         return whole
 
+    @property
+    def along_model(self) -> "Layout":
+        """The layout without what the batch divides."""
+        return Layout(self.mesh, (None, *self.axes[1:]))
+
+    def cut_along_batch(self, value: Any) -> Any:
+        """This replica's part of a value that is divided along the model already. Context: replica."""
+        return Layout(self.mesh, (self.axes[0], *[None] * (len(self.axes) - 1))).own_part(value)
+
     def own_part(self, value: Any) -> Any:
         """This replica's part of a whole tensor. Context: replica."""
         return self.part(value, this_replica())

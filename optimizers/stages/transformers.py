@@ -15,7 +15,7 @@ from ..optimizer_checks import GradsAndVars, as_pairs
 from . import clipping
 from .aggregators import Piece, piece
 from .call_options import updates_so_far
-from .sparse_gradients import Pairs, dense, map_values
+from .sparse_gradients import Pairs, dense
 
 
 class _AboveZero(Piece):
@@ -220,18 +220,14 @@ class GradientNoise(Piece):
         whole_number("seed", self.seed, least=-(2**63))
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Context: inside an optimizer, where gradients are the same on every replica. Slices keep their rows."""
+        """Context: inside an optimizer, where gradients are the same on every replica. Slices become dense."""
         count = tf.cast(updates_so_far(), tf.int64)
         pairs = list(grads_and_vars)
-        return [(self._noisy(g, count * len(pairs) + i), v) for i, (g, v) in enumerate(pairs)]
+        return [(self._noisy(dense(g), count * len(pairs) + i), v) for i, (g, v) in enumerate(pairs)]
 
-    def _noisy(self, gradient: Any, number: tf.Tensor) -> Any:
+    def _noisy(self, gradient: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         steps = tf.cast(updates_so_far(), tf.float32)
         deviation = tf.sqrt(self.eta / tf.pow(1.0 + steps, self.gamma))
-
-        def add(values: tf.Tensor) -> tf.Tensor:
-            seed = tf.stack([tf.constant(self.seed, tf.int64), number])
-            noise = tf.random.stateless_normal(tf.shape(values), seed, dtype=tf.float32)
-            return values + tf.cast(deviation * noise, values.dtype)
-
-        return map_values(add, gradient)
+        seed = tf.stack([tf.constant(self.seed, tf.int64), number])
+        noise = tf.random.stateless_normal(tf.shape(gradient), seed, dtype=tf.float32)
+        return gradient + tf.cast(deviation * noise, gradient.dtype)

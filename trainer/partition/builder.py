@@ -142,9 +142,7 @@ class Builder(Values):
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
-        rulings = [
-            self._find_ruling(op, inputs, outputs, known, axis) for axis in range(len(self.program.mesh))
-        ]
+        rulings = self._find_rulings(op, inputs, outputs, known)
         wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
@@ -181,26 +179,36 @@ class Builder(Values):
             copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
         return outputs
 
-    def _find_ruling(
-        self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int], axis: int
-    ) -> Ruling:
-        """Return the labels that an operation needs and makes along one axis of the mesh."""
-        values, mesh = self.program.values, self.program.mesh[axis]
-        view = View(
-            op,
-            [values[number] for number in inputs],
-            [values[number].shape for number in outputs],
-            lambda tensor: values[known[tensor.name]] if tensor.name in known else None,
-            mesh,
-            axis,
-        )
-        if is_stored(view.labels[0] if inputs else REPLICATED) and axis == 0 and op.type not in READS:
+    def _find_rulings(
+        self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int]
+    ) -> list[Ruling]:
+        """Return the labels that an operation needs and makes along each axis of the mesh.
+
+        Two of them never divide one axis of a tensor: along the second the operation gets whole inputs.
+        """
+        values, found, divided = self.program.values, list[Ruling](), set[tuple[int, int]]()
+        given, shapes = [values[number] for number in inputs], [values[number].shape for number in outputs]
+        value_of = lambda tensor: values[known[tensor.name]] if tensor.name in known else None  # noqa: E731
+        for axis, mesh in enumerate(self.program.mesh):
+            view = View(op, given, shapes, value_of, mesh, axis)
+            wants, made = self._find_ruling(view, outputs)
+            labels = [value.labels[axis] if want is None else want for value, want in zip(given, wants)]
+            own = {(n, label.axis) for n, label in enumerate([*labels, *made]) if is_sharded(label)}
+            found.append((wants, made) if divided.isdisjoint(own) else view.gather())
+            divided |= own if divided.isdisjoint(own) else set()
+        return found
+
+    def _find_ruling(self, view: View, outputs: list[int]) -> Ruling:
+        """Return the labels that an operation needs and makes along the view's axis of the mesh."""
+        op, axis = view.op, view.number
+        if view.labels and is_stored(view.labels[0]) and axis == 0 and op.type not in READS:
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
         wants, made = labels_of(op, view, replicated, not axis and self.is_local(op))
-        given = (values[number] for number in outputs)
-        return (wants, made) if all(map(has_parts, made, given, [mesh] * len(made))) else view.gather()
+        values = (self.program.values[number] for number in outputs)
+        fits = all(map(has_parts, made, values, [view.mesh] * len(made)))
+        return (wants, made) if fits else view.gather()
 
     def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
         """The gradients for an optimizer are partial sums over the replicas, or parts of weights.

@@ -198,6 +198,8 @@ class Values:
         value, kind = values[number], "" if copy is None else copy.op.type
         if copy is None or value.labels[axis] != REPLICATED or want.blocks > 1 or value.shape is None:
             return None
+        if any(is_sharded(each) and each.axis == want.axis for each in value.labels):
+            return None
         extent = value.shape[want.axis]
         if kind == "OneHot":
             at = copy.op.get_attr("axis") % len(value.shape)

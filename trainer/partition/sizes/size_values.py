@@ -62,9 +62,9 @@ def _value(value: Any) -> np.ndarray:
     return as_sizes(np.full(shape, None))
 
 
-def _each(fn: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """Return a rule for an operation on each element."""
-    numpy = np.frompyfunc(fn, fn.__code__.co_argcount if hasattr(fn, "__code__") else 2, 1)
+def _each(fn: Callable[..., Any], count: int = 2) -> Callable[..., np.ndarray]:
+    """Return a rule for an operation on each element of `count` inputs."""
+    numpy = np.frompyfunc(fn, count, 1)
 
     def rule(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
         return as_sizes(numpy(*map(_value, inputs)))
@@ -217,26 +217,26 @@ _RULES: dict[str, Callable[..., Any]] = {
     "Const": _constant,
     "Shape ShapeN Size Rank": _shape,
     "Cast": _cast,
-    "AddV2 Add": _each(lambda x, y: _add(x, y)),
-    "Sub": _each(lambda x, y: _sub(x, y)),
+    "AddV2 Add": _each(_add),
+    "Sub": _each(_sub),
     "Mul": _each(lambda x, y: 0 if 0 in (x, y) else _mul(x, y)),
-    "Neg": _each(lambda x: _sub(0, x)),
+    "Neg": _each(lambda x: _sub(0, x), 1),
     "FloorDiv": _each(lambda x, y: divide(x, y)[0]),
     "FloorMod": _each(lambda x, y: divide(x, y)[1]),
-    "TruncateDiv Div": _each(lambda x, y: _truncate(0)(x, y)),
-    "TruncateMod Mod": _each(lambda x, y: _truncate(1)(x, y)),
-    "Maximum": _each(lambda x, y: largest(x, y)),
-    "Minimum": _each(lambda x, y: smallest(x, y)),
-    "Equal": _each(lambda x, y: equal(x, y)),
+    "TruncateDiv Div": _each(_truncate(0)),
+    "TruncateMod Mod": _each(_truncate(1)),
+    "Maximum": _each(largest),
+    "Minimum": _each(smallest),
+    "Equal": _each(equal),
     "NotEqual": _each(lambda x, y: _not(equal(x, y))),
-    "LessEqual": _each(lambda x, y: at_most(x, y)),
+    "LessEqual": _each(at_most),
     "GreaterEqual": _each(lambda x, y: at_most(y, x)),
     "Less": _each(lambda x, y: _not(at_most(y, x))),
     "Greater": _each(lambda x, y: _not(at_most(x, y))),
-    "LogicalNot": _each(lambda x: _not(x)),
-    "LogicalAnd": _each(lambda x, y: _both(x, y)),
-    "LogicalOr": _each(lambda x, y: _either(x, y)),
-    "SelectV2": _each(lambda c, x, y: _select(c, x, y)),
+    "LogicalNot": _each(_not, 1),
+    "LogicalAnd": _each(_both),
+    "LogicalOr": _each(_either),
+    "SelectV2": _each(_select, 3),
     "Reshape": _move_elements(lambda op, x, shape: x.reshape(shape)),
     "ExpandDims": _move_elements(lambda op, x, axis: np.expand_dims(x, int(axis.ravel()[0]))),
     "Squeeze": _move_elements(lambda op, x: np.squeeze(x, tuple(op.get_attr("squeeze_dims")) or None)),

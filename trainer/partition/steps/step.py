@@ -83,7 +83,9 @@ class OptimizerCall:
                 summed = SLICES if isinstance(gradient, tf.IndexedSlices) else None
                 found.append(summed if layout is None else labels_of_layout(layout))
         layouts = [layout_of(variable) for variable, _ in self.written]
-        return found + [WHOLE if layout is None else labels_of_layout(layout) for layout in layouts]
+        return found + [
+            WHOLE if layout is None else labels_of_layout(layout.along_model) for layout in layouts
+        ]
 
     def apply(self, gradients: Sequence[Any], written: Sequence[tf.Tensor], weight: tf.Tensor | None) -> None:
         """Call the optimizer with a replica's parts of the gradients, after the first replica's assignments."""
@@ -107,7 +109,10 @@ def labels_of_layout(layout: Layout) -> Labels:
 
 
 def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:
-    """Collect assignments of a replica; of the `shared` ones by number, the first replica's values."""
+    """Collect assignments of a replica, with values that are whole along the batch.
+
+    Of the `shared` ones by number these are the first replica's.
+    """
     variables, values, shared = list(variables), list(values), list(shared)
     whole = [number for number in shared if layout_of(variables[number]) is None]
     for number, value in zip(whole, of_first_replica([values[number] for number in whole])):
@@ -115,8 +120,12 @@ def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterab
     for number in shared:
         if (layout := layout_of(variables[number])) is not None:
             values[number] = of_first_copy(layout, values[number])
-    for update in zip(variables, values):
-        this_step().writes.add_update(update)
+    for variable, value in zip(variables, values):
+        if (layout := layout_of(variable)) is not None:
+            value = layout.cut_along_batch(
+                tf.ensure_shape(value, layout.along_model.part_shape(variable.shape))
+            )
+        this_step().writes.add_update((variable, value))
 
 
 def hand_over(variables: Iterable[Any]) -> None:

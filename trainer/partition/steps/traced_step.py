@@ -80,7 +80,6 @@ class TracedStep:
         )
         in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
         save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
-        self._check_written()
         self._received = find_received(self.program)
         self._written = _find_written(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
@@ -108,15 +107,6 @@ class TracedStep:
         """Return the stand-in for a sharded weight that the step reads, outside of branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
             return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
-
-    def _check_written(self) -> None:
-        written = [*self._variables, *(v for call in self._calls for v, _ in call.written)]
-        for variable in written:
-            if (layout := layout_of(variable)) is not None and layout.axes[0] is not None:
-                raise ValueError(
-                    f"{self._step.name} assigns {variable.path!r}, which the layout map divides over the axis of the batch: "
-                    "divide it over axes of the model alone."
-                )
 
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs = list(pairs)
