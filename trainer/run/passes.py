@@ -48,23 +48,33 @@ class Pass:
         self.phase, self.stop, self.step = phase, _STOPS[phase], step
         self.function = function or getattr(model, f"{phase}_function")
         self.fixed_steps, self.epoch_steps, self.replaced = model._fixed_steps, source.steps_per_epoch, False
+        self.step_logs: dict[str, Any] = {}
+        self._step_logs = self._make_step_logs(self)
+
+    def _make_step_logs(self, state: Any) -> StepLogs:
+        return StepLogs(self.callbacks.callbacks, state, self.function, self.fixed_steps, self.phase)
 
     def begin(self, call: CompiledCall) -> None:
         """A compiled call comes next."""
         getattr(self.callbacks, f"on_{self.phase}_batch_begin")(call.first)
 
-    def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
-        """Entered around the compiled call: adds to its errors what the user can do."""
+    @contextlib.contextmanager
+    def errors(self, call: CompiledCall) -> Iterator[None]:
+        """Entered around the compiled call: adds to its errors what the user can do; callbacks get the steps before it."""
         state = self.model.fit_state
         argument = "validation_data" if state is not None and state.validation is self.source else ""
-        source, first = self.source, call.first == 0
-        return explain_errors(
-            self.model, source.spec, source.batch_size, f"{self.phase}_step", first, argument
-        )
+        source, first, step = self.source, call.first == 0, f"{self.phase}_step"
+        with self._step_logs.report_failed_call():
+            with explain_errors(self.model, source.spec, source.batch_size, step, first, argument):
+                yield
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
-        """Return the call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
-        return results if self.phase == "predict" else pythonify_logs(results)
+        """The call has run `done` steps: return its results as callbacks get them, logs as numbers."""
+        if self.phase == "predict":
+            return results
+        logs = pythonify_logs(results)
+        self._step_logs.end_call(done, logs)
+        return logs
 
 
 class TrainingPass(Pass):
@@ -74,7 +84,7 @@ class TrainingPass(Pass):
         super().__init__(model, state.source, callbacks, "train", state.step)
         state.times.lap("other")
         self._state, self.logs, self.epoch_steps = state, state.step_logs, state.steps_per_epoch
-        self._step_logs = StepLogs(callbacks.callbacks, state, self.function, self.fixed_steps)
+        self._step_logs = self._make_step_logs(state)
         state.slow_steps = self._watched = state.slow_steps or SlowSteps(model, state)
         self._watched.begin(self.function)
 
@@ -86,13 +96,9 @@ class TrainingPass(Pass):
 
     @contextlib.contextmanager
     def errors(self, call: CompiledCall) -> Iterator[None]:
-        """As in `Pass`; callbacks get the steps before the error."""
-        with (
-            self._step_logs.report_failed_call(),
-            with_advice(self.model, self.function, self.source.batch_size),
-        ):
-            with super().errors(call):
-                yield
+        """As in `Pass`."""
+        with with_advice(self.model, self.function, self.source.batch_size), super().errors(call):
+            yield
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
         """As in `Pass`; callbacks that read each step have been called."""
