@@ -242,7 +242,7 @@ class CometKerasCallback(keras.callbacks.Callback):
 CometKerasCallback.__module__ = "comet_ml.callbacks.keras"
 
 
-class TestCalls(keras.callbacks.Callback):
+class EvaluationCalls(keras.callbacks.Callback):
     """Counts compiled calls of evaluations."""
 
     waits_for_compiled_calls, number = True, 0
@@ -255,7 +255,7 @@ class TestCalls(keras.callbacks.Callback):
 def test_logger_reads_each_step_of_a_validation_in_few_calls(replicas):
     seen = []
     for package in (keras, unisono):
-        comet, calls = CometKerasCallback(), TestCalls()
+        comet, calls = CometKerasCallback(), EvaluationCalls()
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         several = package is unisono and replicas > 1

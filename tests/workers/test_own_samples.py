@@ -17,6 +17,8 @@ REJECTED = {
     "own PyDataset": OTHER,
     "own PyDataset in threads": OTHER,
     "own shuffle of a PyDataset": OTHER,
+    "own length of a generator": OTHER,
+    "own length of a PyDataset": "ValueError: ",
     "own dataset of Python": OTHER,
     "auto-shard off": OTHER,
     "other kind": "ValueError: `x` is a tf.data.Dataset on worker 0 and a PyDataset on worker 1",
