@@ -23,7 +23,9 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any], phase: str) -> N
     """Record the logs of each step of "train" or "test" that callbacks need, on all workers if one does. Context: host."""
     function: StepFunction = getattr(model, f"{phase}_function")
     fixed, training = model._fixed_steps, phase == "train"
-    records = any(_records(each, fixed, phase) for each in callbacks)
+    records = (training and any(map(takes_step_logs, callbacks))) or (
+        fixed is None and any(only_reads_logs(each, phase) for each in callbacks)
+    )
     halts = training and fixed is None and any(map(ends_at_bad_loss, callbacks))
     follows = training and fixed is None and any(map(reads_optimizer, callbacks))
     wishes = exchange([float(records), float(halts), float(follows)], model.distribute_strategy)
@@ -35,11 +37,6 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any], phase: str) -> N
         known[key] = StepRecorder(model, training, *key, function.device())
         function.usual_steps = 1  # the logs are known after the first step
     function.recorder = None if key is None else known[key]
-
-
-def _records(callback: Any, fixed: int | None, phase: str) -> bool:
-    takes = phase == "train" and takes_step_logs(callback)
-    return takes or (fixed is None and only_reads_logs(callback, phase))
 
 
 class StepLogs:
@@ -57,12 +54,13 @@ class StepLogs:
         self._takes = phase == "train" and any(map(takes_step_logs, callbacks))
 
     @contextlib.contextmanager
-    def report_failed_call(self) -> Iterator[None]:
-        """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
+    def report_failed_call(self, explained: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """Enter `explained` around a compiled call. If it fails, the callbacks get the steps that were completed before."""
         if self._recorder is not None:
             self._recorder.begin()
         try:
-            yield
+            with explained:
+                yield
         except Exception:
             rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
             if rows and len(next(iter(rows.values()))):
