@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from ..compat.keras_private.callbacks import batches_since_saving, find_profiled_steps, is_default_hook
 from ..compat.keras_private.variables import raw_value
-from ..state.trained_model import FitState
 from .monitoring.tensorboard import TensorBoard
 from .monitors import is_metric_logger
 
@@ -53,10 +52,9 @@ def steps_until_call(
     waits = (
         type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
         or getattr(callback, "waits_for_compiled_calls", False)
-        or (  # the validation hook of a logger whose settings leave out batches does nothing
+        or (
             phase == "test"
-            and vars(callback).get("_log_on_batch") is False
-            and is_metric_logger(callback, ["on_test_batch_end"])
+            and (_logs_no_batch(callback) or (records_logs and only_reads_logs(callback, phase)))
         )
         or _read_old_name(callback, "waits_for_executions", "waits_for_compiled_calls")
     )
@@ -85,11 +83,14 @@ def takes_step_logs(callback: Any) -> bool:
     return hasattr(callback, "on_train_steps_end")
 
 
-def only_reads_logs(callback: Any) -> bool:
-    """Return whether the per-batch hooks of training only read logs; calls in threads (`async_safe`) have no order.
+def only_reads_logs(callback: Any, phase: str = "train") -> bool:
+    """Return whether the per-batch hooks of a phase only read logs; calls in threads (`async_safe`) have no order.
 
-    A class declares it. Metric loggers of known packages, and a `TensorBoard` that measures no time, only read as well.
+    For training a class declares it. Metric loggers of known packages, and a `TensorBoard` that measures no time, only read
+    as well.
     """
+    if phase != "train":
+        return phase == "test" and reads_optimizer(callback, phase) and not _logs_no_batch(callback)
     if type(callback) in (keras.callbacks.TensorBoard, TensorBoard):
         measures = callback.write_steps_per_second or find_profiled_steps(callback) is not None
         return callback.update_freq != "epoch" and not measures
@@ -97,9 +98,14 @@ def only_reads_logs(callback: Any) -> bool:
     return bool(declared) and not getattr(callback, "async_safe", False)
 
 
-def reads_optimizer(callback: Any) -> bool:
+def _logs_no_batch(callback: Any) -> bool:
+    """Return whether the settings of a logger leave out batches: its validation hook does nothing."""
+    return vars(callback).get("_log_on_batch") is False and is_metric_logger(callback, ["on_test_batch_end"])
+
+
+def reads_optimizer(callback: Any, phase: str = "train") -> bool:
     """Whether the per-batch hooks are those of a metric logger, which may also read the learning rate and `iterations`."""
-    return is_metric_logger(callback, _batch_hooks(callback))
+    return is_metric_logger(callback, _batch_hooks(callback, phase))
 
 
 def ends_at_bad_loss(callback: Any) -> bool:
@@ -130,19 +136,21 @@ class NumbersOfSteps(keras.StatelessScope):
 
 def replay_steps(
     callbacks: Sequence[Any],
-    state: FitState,
+    state: Any,
     first: int,
     logs: Mapping[str, np.ndarray],
     numbers: Mapping[int, Sequence[Any]] | None = None,
     *,
     replayed: bool,
     all_done: bool = False,
+    phase: str = "train",
 ) -> None:
     """Pass the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
 
-    While a hook is called, `state` has the step and the logs of that step, and an optimizer that a metric logger reads has
-    its `numbers`. `on_train_batch_begin` of the `first` step has been called before. `replayed`: per-batch hooks are called
-    for each step, for the last one only if `all_done`; otherwise the loop calls its `on_train_batch_end` of all callbacks.
+    While a hook is called, `state` (a `FitState`, or a pass of evaluation) has the step and the logs of that step, and an
+    optimizer that a metric logger reads has its `numbers`. The hook for the begin of the `first` step has been called.
+    `replayed`: per-batch hooks are called for each step, for the last one only if `all_done`; otherwise the loop calls that
+    for its end of all callbacks.
     """
     steps = len(next(iter(logs.values()), ()))
     then, now = NumbersOfSteps(numbers or {}), contextlib.nullcontext()
@@ -150,10 +158,10 @@ def replay_steps(
         (
             callback,
             then if reads_optimizer(callback) else now,
-            any("begin" in hook for hook in _batch_hooks(callback)),
+            any("begin" in hook for hook in _batch_hooks(callback, phase)),
         )
         for callback in (callbacks if replayed else ())
-        if only_reads_logs(callback)
+        if only_reads_logs(callback, phase)
     ]
     # The value after each step, as a loop passes one: a float, or a tensor where it is not a scalar.
     columns = [
@@ -165,14 +173,14 @@ def replay_steps(
         for callback, values_of, begins in readers if step > first else ():
             if begins:
                 with values_of:
-                    callback.on_train_batch_begin(step)
+                    getattr(callback, f"on_{phase}_batch_begin")(step)
         then.row = step - first
         state.step, state.step_logs = step + 1, dict(zip(logs, values))
         for callback, values_of, _ in readers if step < last or all_done else ():
             with values_of:
-                callback.on_train_batch_end(step, state.step_logs)
+                getattr(callback, f"on_{phase}_batch_end")(step, state.step_logs)
     state.step = first + steps
-    for callback in callbacks:
+    for callback in callbacks if phase == "train" else ():
         if takes_step_logs(callback):
             callback.on_train_steps_end(first, {name: column.copy() for name, column in logs.items()})
 

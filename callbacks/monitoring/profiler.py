@@ -28,8 +28,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 
     All workers begin and end after the same steps. Each writes its part to
     `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where workers share no directory, copy these into one.
-    Of several workers without GPUs only worker 0 is profiled: TensorFlow can crash another one (see the guide to several
-    machines).
+    Of several workers without GPUs only worker 0 is profiled, and opens its port: TensorFlow can crash another one (see the
+    guide to several machines).
 
     It owns the profiling session from its first step to its last, and the server for profiles on demand. Only one of
     this callback and the traces of `keras.callbacks.TensorBoard(profile_batch=...)` can run at a time.
@@ -83,7 +83,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self._watch_plain_fit()
         state = self._fit_state()
         self._steps_before_epoch = state.epoch * (state.steps_per_epoch or 0) if self._in_fit else 0
-        if self.port is not None and not self._served:
+        if self.port is not None and not self._served and may_profile(self.model.distribute_strategy):
             port = self.port + worker_index()
             if taken := why_taken(port):  # TensorFlow reports nothing, and no profile would be served
                 raise ValueError(

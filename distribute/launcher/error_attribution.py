@@ -102,9 +102,9 @@ def _blame(process: ProcessState, by_name: Mapping[str, ProcessState]) -> Blame 
         blame = blame_in("\n".join(process.lines))
     if blame is None:
         return None
-    named = [by_name[name] for name in (*blame.lost, *blame.reported_by) if name in by_name]
-    others = [each for each in named if each is not process]
-    if blame.lost and (others or blame.lost[0] not in by_name):
+    names = (*blame.lost, *blame.reported_by)
+    others = [by_name[name] for name in names if name in by_name and by_name[name] is not process]
+    if blame.lost and (others or not by_name.keys() >= set(names)):
         return blame
     # An error of the program that a serving process passed on is the program's.
     bad = any(each.failed or each.stopped is not None for each in others)

@@ -15,8 +15,10 @@ _LOWEST_PORT = 10_000
 def split_address(address: str) -> tuple[str, int]:
     """Return the host, without the brackets of IPv6, and the port of "host:port"; a ValueError for any other form."""
     host, _, port = address.rpartition(":")
-    if not host or "@" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"an address must be 'host:port' with a port from 1 to 65535. Received: {address!r}")
+    bare = ":" in host and not (host[0] == "[" and host[-1] == "]")
+    if not host or "@" in host or bare or not port.isdecimal() or not 0 < int(port) < 65536:
+        example = "'[IPv6]:port'" if bare else "'host:port'"
+        raise ValueError(f"an address must be {example} with a port from 1 to 65535. Received: {address!r}")
     return host.strip("[]"), int(port)
 
 
@@ -35,6 +37,15 @@ def listens(address: str, seconds: float) -> bool:
     with contextlib.suppress(OSError), connect(address, seconds):
         return True
     return False
+
+
+def open_listener(host: str, port: int) -> socket.socket:
+    """Return a socket at `port`: on loopback if that is the worker's address, else on every interface, like TensorFlow."""
+    if host in ("localhost", LOOPBACK):
+        return socket.create_server((LOOPBACK, port), backlog=1024)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=1024)
 
 
 def is_here(host: str) -> bool:
@@ -77,9 +88,10 @@ def end_connections(address: str) -> int:
 
 
 def keep_alive(address: str, seconds: float) -> None:
-    """Let the kernel probe this process's connections to an address.
+    """Let the kernel end this process's connections to an address of which it hears nothing for so long.
 
-    For a restarted machine whose server runs again: it answers, but not on these connections.
+    An idle one is probed. A machine that has started again, and whose server answers, does not answer on these. One that
+    waits for an acknowledgement would else be given up after a quarter of an hour.
     """
     pause = max(1, int(seconds / 4))
     for connection in _connections(address):
@@ -88,6 +100,7 @@ def keep_alive(address: str, seconds: float) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
 def _connections(address: str) -> Iterator[socket.socket]:

@@ -63,7 +63,7 @@ class Cluster:
 
 
 def find_hosts(blame: Blame | None) -> str:
-    """Where the blamed processes are: "worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
+    """Where the blamed processes are: "lost contact: worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
     names = (*blame.lost, *blame.reported_by) if blame else ()
     cluster = None
     with contextlib.suppress(ClusterError):
@@ -72,7 +72,8 @@ def find_hosts(blame: Blame | None) -> str:
     places = {f"{job} {i}": address for job, addresses in jobs.items() for i, address in enumerate(addresses)}
     named = dict.fromkeys("worker 0" if name == LEADER else name for name in names)
     elsewhere = [name for name in named if not places.get(name, LOOPBACK).startswith(LOOPBACK)]
-    return ", ".join(f"{name} is at {places[name]}" for name in elsewhere)
+    said = ", ".join(f"{name} is at {places[name]}" for name in elsewhere)
+    return f"lost contact: {said}" if said and blame and blame.lost else said
 
 
 def cluster_of(resolver: Any) -> Cluster | None:

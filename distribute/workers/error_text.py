@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _JOB = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-_NAME = re.compile(r"worker \d+")
+_NAME = re.compile(r"(?:worker|chief) \d+")
 LEADER = "leader"
 
 # Each finds the part of a text that names the lost processes: as "worker 1", by an address, or as a TensorFlow task.
@@ -23,6 +23,9 @@ _LOST = (
     re.compile(r"stage [\d and]+ at (\S+) \(/job:\w+/task:\d+\) (?:has|does) "),
     re.compile(r"tasks are unhealthy[^\n]*\n((?:\s*/job:\w+/replica:\d+/task:\d+)+)"),
 )
+_PASSED_ON = re.compile(
+    r"lost contact: ((?:\w+ \d+ is at [^\s,)]+(?:, )?)+)"
+)  # by a process that has lost neither
 _REPORTED_BY = (
     re.compile(r"(worker \d+) failed: "),
     re.compile(r"Error reported from (/job:\w+/(?:replica:\d+/)?task:\d+)"),
@@ -30,7 +33,8 @@ _REPORTED_BY = (
 _REMOTE = re.compile(r"information from remote target (/job:\w+/replica:\d+/task:\d+) while calling")
 _LEADER_RPC = re.compile(r"RPC: /tensorflow\.CoordinationService/")
 _GONE = re.compile(
-    r"Socket closed|Connection reset|(?i:connection refused)|failed to connect|Deadline Exceeded|stopped sending heartbeats"
+    r"Socket closed|Connection reset|msg:Connection timed out|(?i:connection refused)|failed to connect|Deadline Exceeded|"
+    r"stopped sending heartbeats"
 )
 _SOMEBODY = re.compile(
     r"a worker was lost while the cluster started|a worker hangs in it|Collective ops is aborted by: $"
@@ -55,11 +59,15 @@ def blame_in(text: str) -> Blame | None:
     >>> blame_in("lost contact with worker 2: worker 0 has waited 11 s").lost
     ('worker 2',)
     """
+    if passed_on := _find_named((_PASSED_ON,), text):
+        return Blame(passed_on)
     lost, reported_by = _find_named(_LOST, text), _find_named(_REPORTED_BY, text)
     if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
         remote = _find_named((_REMOTE,), text)
-        if _GONE.search(text):
-            lost = remote or ((LEADER,) if _LEADER_RPC.search(text) else ())
+        if _GONE.search(
+            text
+        ):  # the lost one comes first, then the one that lost it, then those that pass it on
+            lost, reported_by = remote[:1] or ((LEADER,) if _LEADER_RPC.search(text) else ()), remote[1:2]
         else:
             reported_by = remote
     return Blame(lost, reported_by) if lost or reported_by or _SOMEBODY.search(text) else None

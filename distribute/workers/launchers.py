@@ -26,11 +26,6 @@ class Launcher(NamedTuple):
     job: str = ""  # variables whose values together are unlike those of other runs
 
 
-def read_user_size(environ: Environ) -> str:
-    """Return the number of processes where the launcher does not tell it; WORLD_SIZE next to RANK counts others."""
-    return "" if "RANK" in environ else environ.get("WORLD_SIZE", "")
-
-
 def _mpi_host(environ: Environ) -> str:
     """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
     azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
@@ -44,9 +39,16 @@ def _slurm_rank(environ: Environ) -> str:
     return "" if rank == "0" and "SLURM_STEP_NUM_TASKS" not in environ else rank
 
 
+def _slurm_size(environ: Environ) -> str:
+    """Return the tasks of a step; in a heterogeneous job these are those of one component, while ranks count over all."""
+    if "SLURM_HET_SIZE" in environ:
+        return ""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "")
+
+
 def _slurm_host(environ: Environ) -> str:
     """`gpu9` of `gpu[9-10,12],login1`: task 0 is on the first node of Slurm's list, unless a file orders the tasks."""
-    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+    if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or "SLURM_HET_SIZE" in environ:
         return ""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).partition(",")[0]
@@ -72,7 +74,9 @@ def _sagemaker_hosts(environ: Environ) -> list[str]:
 
 def _sagemaker_rank(environ: Environ) -> str:
     hosts, own = _sagemaker_hosts(environ), environ.get("SM_CURRENT_HOST", "")
-    return str(hosts.index(own)) if own in hosts else ""
+    if hosts and own not in hosts:
+        raise ClusterError(f"SM_CURRENT_HOST must be one of SM_HOSTS ({', '.join(hosts)}). Received: {own!r}")
+    return str(hosts.index(own)) if hosts else ""
 
 
 def _vertex_machines(environ: Environ) -> list[str]:
@@ -87,12 +91,18 @@ def _vertex_rank(environ: Environ) -> str:
     if not (machines := _vertex_machines(environ)):
         return ""
     spec = _read_json(environ, "CLUSTER_SPEC")
-    pool, index = spec["task"]["type"], int(spec["task"]["index"])
-    if pool not in ("workerpool0", "workerpool1"):
+    task = spec.get("task") or {}
+    if (pool := task.get("type")) not in ("workerpool0", "workerpool1", None):
         raise ClusterError(
             f"CLUSTER_SPEC puts this process into {pool}, and only workerpool0 and workerpool1 train: set TF_CONFIG for it."
         )
-    return str(machines.index(spec["cluster"][pool][index]))
+    try:
+        return str(machines.index(spec["cluster"][pool][int(task["index"])]))
+    except (LookupError, TypeError, ValueError):
+        raise ClusterError(
+            "CLUSTER_SPEC must have a 'task' with the 'type' and 'index' of a machine of its 'cluster'. Received: "
+            f"{environ['CLUSTER_SPEC'][:200]}"
+        ) from None
 
 
 def _read_json(environ: Environ, name: str) -> Any:
@@ -107,6 +117,10 @@ def _pod_rank(environ: Environ) -> str:
     names = ("JOB_COMPLETION_INDEX", "JOB_INDEX", "PROCESSES_IN_JOB")
     index, job, pods = (environ.get(name) or "0" for name in names)
     whole = names[0] in environ and all(map(str.isdecimal, (index, job, pods)))
+    if whole and int(job) and not int(pods):
+        raise ClusterError(
+            f"JOB_INDEX={job} needs PROCESSES_IN_JOB, the number of pods of each job of the JobSet."
+        )
     return str(int(job) * int(pods) + int(index)) if whole else ""
 
 
@@ -134,14 +148,16 @@ TABLE: list[Launcher] = [
     # MVAPICH2's guide, parameters of mpirun_rsh
     Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "", "MV2_COMM_WORLD_LOCAL_SIZE"),
     # the PMIx standard, PMIx_Init
-    Launcher("PMIx", "process", "PMIX_RANK", read_user_size, job="PMIX_NAMESPACE"),
+    Launcher("PMIx", "process", "PMIX_RANK", "", job="PMIX_NAMESPACE"),
+    # horovod.readthedocs.io: horovodrun, Ray and Spark
+    Launcher("horovodrun", "process", "HOROVOD_RANK", "HOROVOD_SIZE", "", "HOROVOD_LOCAL_SIZE"),
     # slurm.schedmd.com/srun.html, output environment variables
-    Launcher("srun", "task", _slurm_rank, "SLURM_STEP_NUM_TASKS SLURM_NTASKS", _slurm_host,
+    Launcher("srun", "task", _slurm_rank, _slurm_size, _slurm_host,
              job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
     # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than LSB_DJOB_NUMPROC says
-    Launcher("blaunch", "task", _blaunch_rank, read_user_size, "LSB_HOSTS", job="LSB_JOBID"),
+    Launcher("blaunch", "task", _blaunch_rank, "", "LSB_HOSTS", job="LSB_JOBID"),
     # Kubeflow Trainer v2: the variables of torchrun's own options
     Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
              lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),
@@ -156,7 +172,14 @@ TABLE: list[Launcher] = [
     Launcher("Vertex AI", "node", _vertex_rank, lambda e: str(len(_vertex_machines(e))),
              lambda e: ",".join(_vertex_machines(e)), job="CLOUD_ML_JOB_ID"),
     # kubernetes.io/docs/concepts/workloads/controllers/job; JobSet's names by the downward API, as in its examples
-    Launcher("Kubernetes", "node", _pod_rank, read_user_size, _pod_host, job="JOBSET_NAME REPLICATED_JOB_NAME"),
+    Launcher("Kubernetes", "node", _pod_rank, "", _pod_host, job="JOBSET_NAME REPLICATED_JOB_NAME"),
+    # lws.sigs.k8s.io, the variables of its pods
+    Launcher("LeaderWorkerSet", "node", "LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS",
+             job="LWS_LEADER_ADDRESS"),
+    # volcano.sh: its env plugin numbers the pods of each task; its plugins for TensorFlow and PyTorch say more
+    Launcher("Volcano", "node", "VC_TASK_INDEX VK_TASK_INDEX", ""),
+    # docs.aws.amazon.com/batch, multi-node parallel jobs; the main node does not get its own address
+    Launcher("AWS Batch", "node", "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"),
 ]
 # fmt: on
 

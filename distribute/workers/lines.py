@@ -20,8 +20,8 @@ def tell(connection: socket.socket, said: dict[str, Any]) -> None:
 
 
 def hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict[str, Any]:
-    """The next line; {} where the peer closes the connection, speaks another protocol, or late. `heard` keeps the rest."""
-    with contextlib.suppress(TimeoutError):
+    """The next line; {} where the peer is gone, speaks another protocol, or late. `heard` keeps the rest."""
+    with contextlib.suppress(OSError):
         hear(connection, heard, until)
     line, _, heard[:] = heard.partition(b"\n")
     return parse(line)

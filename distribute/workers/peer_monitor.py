@@ -18,14 +18,12 @@ from ...compat.tensorflow_private.clusters import (
     report_error,
     set_value,
 )
-from .addresses import listens
+from .addresses import keep_alive
 from .cluster import Cluster, find_hosts
-from .error_text import essence
 from .records import at_collective, at_fatal_error, error_record, short
 from .ticker import Ticker
 
-_SILENCE = 10.0  # seconds in a collective after which a worker looks whether it reaches the others
-_ANSWER = 2.0  # seconds for a connection
+_SILENCE = 10.0  # seconds after which a connection to a peer is lost if nothing that was sent is acknowledged
 _SLOWER = 10.0
 _READ = 1.0
 _MOST_TEXT = 500
@@ -37,14 +35,15 @@ class PeerMonitor:
 
     TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So every
     worker publishes how many monitored collectives (compiled calls, agreements) it has reached. After `timeout` seconds of
-    waiting, a peer that has not reached the same collective is an error. Heartbeats go to worker 0 alone: after ten seconds
-    each looks whether it reaches all others, as a firewall may be between two of them.
+    waiting, a peer that has not reached the same collective is an error. Heartbeats go to worker 0 alone, but a link between
+    two others may be cut. So a worker that waits lets the kernel watch the connections that TensorFlow has made; which
+    others are needed, only TensorFlow knows.
     """
 
     def __init__(self, cluster: Cluster, timeout: float) -> None:
         self._me, self._peers, self._addresses = cluster.worker_index, cluster.num_workers, cluster.workers
         self._timeout = timeout
-        self._silence, self._looked = min(_SILENCE, timeout / 2), 0.0
+        self._silence, self._watched = min(_SILENCE, timeout / 2), 0
         self._count = 0
         self._published = -1
         self._since: float | None = None
@@ -76,8 +75,11 @@ class PeerMonitor:
             self._publish()
             since, count = self._since, self._count
             waited = 0.0 if since is None else time.monotonic() - since
-            message = self._name_unreachable() if waited > self._silence else None
-            message = message or (self._complaint(count, waited) if waited > 0.85 * self._timeout else None)
+            if waited > self._silence / 2 and self._watched != count:
+                self._watched = count
+                for address in self._addresses:
+                    keep_alive(address, self._silence)
+            message = self._complaint(count, waited) if waited > 0.85 * self._timeout else None
             if message and self._since == since:
                 abort_collectives(message)
                 return False
@@ -92,20 +94,6 @@ class PeerMonitor:
                 delete_value(key)
             set_value(key, str(count))
             self._published = count
-
-    def _name_unreachable(self) -> str | None:
-        """Return the first peer to which this worker cannot connect, tried twice; look once in so many seconds."""
-        if time.monotonic() - self._looked < self._silence:
-            return None
-        self._looked = time.monotonic()
-        for peer, address in enumerate(self._addresses):
-            if peer != self._me and not listens(address, _ANSWER) and not listens(address, _ANSWER):
-                return (
-                    f"lost contact with worker {peer}: {address} does not answer worker {self._me} at "
-                    f"{self._addresses[self._me]}. Its machine is gone, or a firewall or a cut link is between the two: "
-                    "let all workers reach all ports of each other."
-                )
-        return None
 
     def _complaint(self, count: int, waited: float) -> str | None:
         """Return the workers that have not reached it; None when all have and may still be computing."""
@@ -138,10 +126,10 @@ def begin(cluster: Cluster, timeout: float) -> None:
     _monitor = PeerMonitor(cluster, timeout)
 
     def report(error: BaseException) -> None:
-        text, hosts = short(essence(str(error)), _MOST_TEXT), find_hosts(error_record(error).blame)
-        if hosts:
-            print(f"unisono: lost contact with a worker: {hosts}.", file=sys.stderr, flush=True)
-        report_error(f"worker {cluster.worker_index} failed: {type(error).__name__}: {text}")
+        record = error_record(error)
+        if hosts := find_hosts(record.blame):
+            print(f"unisono: {hosts}.", file=sys.stderr, flush=True)
+        report_error(f"worker {cluster.worker_index} failed: {record.kind}: {short(record.text, _MOST_TEXT)}")
 
     at_fatal_error(report)
 

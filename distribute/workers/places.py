@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..environment import ELASTIC, ClusterError
 from .addresses import LOOPBACK, join_address, split_address
-from .launchers import LEVELS, TABLE, Column, Environ, Launcher, read_user_size
+from .launchers import LEVELS, TABLE, Column, Environ, Launcher
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below the kernel's range for outgoing connections
 _warned: set[str] = set()
@@ -62,7 +62,8 @@ class Peer(NamedTuple):
 def read_place(environ: Environ | None = None) -> Place | None:
     """This process among those that a launcher started; None: it was started alone, or has TF_CONFIG.
 
-    The innermost launcher counts. A `ClusterError` where two of one level give this process different numbers.
+    The innermost launcher counts. A `ClusterError` where two of one level give this process different numbers, or one a
+    number that is too high.
     """
     environ = os.environ if environ is None else environ
     if "TF_CONFIG" in environ:
@@ -71,10 +72,15 @@ def read_place(environ: Environ | None = None) -> Place | None:
     sized = sorted((place for place in found if place.size), key=lambda place: LEVELS.index(place.level))
     if not sized:
         return found[0] if found else None
-    inner = sized[0]
+    inner = next((place for place in sized if place.rank < (place.size or 0)), None)
+    if inner is None:
+        raise ClusterError(
+            f"{sized[0].launcher} says that this process is task {sized[0].rank} of {sized[0].size} ({sized[0].variables}), "
+            "and tasks count from 0: set their right number, or TF_CONFIG."
+        )
     same = [place for place in sized if (place.rank, place.size) == (inner.rank, inner.size)]
     for other in sized:
-        if other.level == inner.level and other not in same:
+        if other.level == inner.level and other.rank < (other.size or 0) and other not in same:
             raise ClusterError(
                 f"{inner.launcher} says that this process is task {inner.rank} of {inner.size} ({inner.variables}), and "
                 f"{other.launcher} that it is task {other.rank} of {other.size} ({other.variables}): unset the variables of "
@@ -95,7 +101,9 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
     if not (text := _read(row.rank, environ)) or (rank := _number(text)) is None:
         return None
     size = _number(_read(row.size, environ))
-    if not ((size is None and row.size is read_user_size) or (size is not None and rank < size > 1)):
+    if size is None and "RANK" not in environ:  # WORLD_SIZE next to RANK counts others
+        size = _number(environ.get("WORLD_SIZE", ""))
+    if size is not None and size <= 1:
         return None
     names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
     variables = ", ".join(f"{n}={environ[n]}" for n in names if n in environ) or "as its variables say"
@@ -110,6 +118,10 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
     """The addresses that the launcher tells; the port is MASTER_PORT, its own, or one that all derive from the job."""
     hosts = [each for each in re.split(r"[,\s]+", _read(row.host, environ)) if each]
     parts = [_split_host(host) for host in hosts]
+    if len(parts) not in (0, 1, size) and all(port for _, port in parts):
+        raise ClusterError(
+            f"{row.name} names {len(parts)} addresses for {size} processes: name one for each."
+        )
     if len(parts) != size or not all(port for _, port in parts):
         host, port = parts[0] if parts else ("", "")
         if row.level != "cluster":

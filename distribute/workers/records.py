@@ -204,10 +204,10 @@ def error_record(error: BaseException) -> ErrorRecord:
         cause = cause.__cause__ or cause.__context__
     found = [each for each in map(blame_in, texts) if each is not None]
     blame = next((each for each in found if each.lost), found[0] if found else None)
-    hosts = find_hosts(blame)
+    text, hosts = short(essence(texts[0])), find_hosts(blame)
     return ErrorRecord(
         type(error).__qualname__,
-        short(essence(texts[0])) + (f" ({hosts})" if hosts else ""),
+        text if hosts in text else f"{text} ({hosts})",
         _innermost(reversed(list(traceback.walk_tb(error.__traceback__)))),
         time.time(),
         blame,

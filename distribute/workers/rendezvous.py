@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ..environment import NO_PLACE, RESTART, RUN, SINCE, ClusterError
-from .addresses import LOOPBACK, connect, free_ports, is_here, join_address, split_address
+from .addresses import connect, free_ports, is_here, join_address, open_listener, split_address
 from .cluster import Cluster
 from .lines import ASK, MOST_BYTES, hear_line, parse, tell
 from .newcomers import hear_newcomers
@@ -77,7 +77,7 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
     if any(os.environ.get(name, "none") != "none" for name in _BOUND):
         mine["devices"] += f" of task {place.rank}"
     try:
-        listener = _listen(host, port)
+        listener = open_listener(host, port)
     except OSError as error:
         cure = (
             "pass a free port in --rdzv-endpoint"
@@ -121,33 +121,57 @@ class _Host:
     def gather(self, listener: socket.socket, timeout: float) -> list[Peer]:
         """Wait for all workers, and answer them."""
         self._until = time.monotonic() + timeout
-        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-            selector.register(listener, selectors.EVENT_READ, None)
+        with selectors.DefaultSelector() as self._selector, contextlib.ExitStack() as stack:
+            self._selector.register(listener, selectors.EVENT_READ, None)
             try:
-                while len(seats := self._seats()) < (self._place.size or 0):
-                    left = self._until - time.monotonic()
-                    if left <= 0:
-                        if len(seats) >= self._machines.fewest:
-                            break
+                while not self._is_complete():
+                    if (left := self._until - time.monotonic()) <= 0:
                         raise TimeoutError(self._name_late(timeout))
-                    for key, _ in selector.select(left):
+                    for key, _ in self._selector.select(left):
                         if key.data is not None:
-                            self._hear(selector, key.fileobj, *key.data)
+                            self._hear(key.fileobj, *key.data)
                             continue
                         with contextlib.suppress(OSError):
                             connection, peer = listener.accept()
                             stack.enter_context(connection).setblocking(False)
                             visitor = bytearray(), peer[0].removeprefix("::ffff:")
-                            selector.register(connection, selectors.EVENT_READ, visitor)
+                            self._selector.register(connection, selectors.EVENT_READ, visitor)
             except (ClusterError, TimeoutError) as error:
                 for connection in self._connections:
                     tell(connection, {"error": str(error), "late": isinstance(error, TimeoutError)})
                 raise
+            seats = self._seats()
             peers = [self._peers[seat] for seat in seats]
             for connection, seat in self._connections.items():
                 placed = {"peers": peers, "rank": seats.index(seat)} if seat in seats else {"wait": True}
                 tell(connection, placed)
         return peers
+
+    def _is_complete(self) -> bool:
+        """Whether enough have come and are still there."""
+        enough = self._place.size or 0 if time.monotonic() < self._until else self._machines.fewest
+        if len(self._seats()) < enough:
+            return False
+        self._drop_silent({*self._connections})
+        return len(self._seats()) >= enough
+
+    def _drop_silent(self, connections: set[socket.socket]) -> None:
+        """Ask workers whether they are there: a machine that dies leaves its connections open, as does a stopped process."""
+        for connection in connections:
+            tell(connection, {"ready": True})
+        until = time.monotonic() + ASK
+        for connection in connections:
+            if "ready" not in hear_line(connection, bytearray(), until) and (
+                seat := self._connections[connection]
+            ):
+                self._notes += f" Worker {seat[1]} at {self._peers[seat].address} came, and then was silent."
+                self._drop(connection)
+
+    def _drop(self, connection: socket.socket) -> None:
+        if (seat := self._connections.pop(connection, None)) is not None:
+            self._peers.pop(seat, None)
+        self._selector.unregister(connection)
+        connection.close()
 
     def _seats(self) -> list[Seat]:
         """Return the seats in the order of ranks: machine after machine, this one first, those that are complete."""
@@ -156,8 +180,10 @@ class _Host:
         seats = [seat for machine in whole if all(map(self._peers.get, machine)) for seat in machine]
         return seats[: self._place.size] if _seat_of(self._mine) in seats else []
 
-    def _hear(self, selector: selectors.BaseSelector, connection: Any, heard: bytearray, host: str) -> None:
+    def _hear(self, connection: Any, heard: bytearray, host: str) -> None:
         """Read what has arrived; a worker that ends its connection can come again."""
+        if connection.fileno() < 0:  # dropped by now
+            return
         data = b""
         with contextlib.suppress(OSError):
             data = connection.recv(MOST_BYTES)
@@ -166,20 +192,16 @@ class _Host:
             return
         said = parse(heard)
         complete = all(type(said.get(name)) is type(value) for name, value in self._mine.items())
-        if not data or connection in self._connections or not complete:
-            if (seat := self._connections.pop(connection, None)) is not None:
-                self._peers.pop(seat, None)
-        elif said["unisono"] != self._mine["unisono"]:
+        if data and complete and connection not in self._connections:
+            if said["unisono"] == self._mine["unisono"]:
+                self._connections[connection] = None
+                self._check(said, host)
+                self._add(said, connection, host)
+                return
             self._notes = f" A process of another run came from {host}."
             refusal = "belongs to a different run, which may not have ended yet: end that run."
             tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
-        else:
-            self._connections[connection] = None
-            self._check(said, host)
-            self._add(said, connection, host)
-            return
-        selector.unregister(connection)
-        connection.close()
+        self._drop(connection)
 
     def _check(self, said: dict[str, Any], host: str) -> None:
         """A ClusterError, which all get, where a process of this run cannot belong to its cluster."""
@@ -188,6 +210,7 @@ class _Host:
         if said["cluster"] != mine["cluster"]:
             what = "TF_CONFIG" if len(self._place.addresses) > 1 else "cluster"
             raise ClusterError(f"{where} has a {what} that lists other workers: set the same on all.")
+        self._drop_silent({each for each, seat in self._connections.items() if seat == _seat_of(said)})
         if _seat_of(said) in self._peers or not 0 <= rank < self._machines.each:
             number = "its own index in TF_CONFIG" if self._place.launcher == "TF_CONFIG" else "its own number"
             raise ClusterError(
@@ -240,7 +263,9 @@ def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[
                 tell(connection, mine)
                 answer = hear_line(connection, heard, time.monotonic() + min(left, ASK))
                 if "left" in answer:
-                    answer = hear_line(connection, heard, time.monotonic() + float(answer["left"]) + ASK)
+                    end = time.monotonic() + float(answer["left"]) + ASK
+                    while "ready" in (answer := hear_line(connection, heard, end)):
+                        tell(connection, answer)
             problem = "what answers there is not worker 0 of this run, or has ended"
         except OSError as error:
             problem = str(error)
@@ -273,12 +298,3 @@ def _name(place: Place, rank: int) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket at `port`: on loopback if that is the worker's address, else on every interface, like TensorFlow."""
-    if host in ("localhost", LOOPBACK):
-        return socket.create_server((LOOPBACK, port), backlog=1024)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=1024)

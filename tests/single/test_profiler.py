@@ -69,6 +69,12 @@ def test_of_several_workers_on_cpus_only_the_first_is_profiled(monkeypatch, work
     profiler.keep_from_crash(board, Several())
     assert (find_profiled_steps(board) is not None) == able == profiler.may_profile(Several())
     assert profiler.may_profile(tf.distribute.get_strategy())
+    (port,), opened = free_ports(1), []
+    monkeypatch.setattr(tf.profiler.experimental.server, "start", opened.append)
+    callback = unisono.callbacks.Profiler("unused", steps=None, port=port - worker)
+    callback.set_model(types.SimpleNamespace(distribute_strategy=Several()))
+    callback.on_train_begin()
+    assert opened == [port] * able  # a profile on demand would crash it too
 
 
 def test_compiled_calls_end_at_the_range_alone():

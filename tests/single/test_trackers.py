@@ -16,7 +16,7 @@ import tensorflow as tf
 from helpers import mirrored
 
 import unisono
-from unisono.callbacks.call_schedule import steps_until_call
+from unisono.callbacks.call_schedule import only_reads_logs, steps_until_call
 
 STEPS, EPOCHS = 24, 2
 X = np.random.default_rng(1).normal(size=(4 * STEPS, 3)).astype("float32")
@@ -216,9 +216,79 @@ def test_validation_hook_of_neptune_is_called_each_step_only_where_it_logs(logs_
     neptune = kind("NeptuneCallback", "neptune_tensorflow_keras.impl", hooks=hooks)()
     neptune._log_on_batch = logs_batches
     assert steps_until_call(neptune, 0, "test") == (1 if logs_batches else None)
+    assert steps_until_call(neptune, 0, "test", records_logs=True) is None
+    assert only_reads_logs(neptune, "test") is logs_batches and not only_reads_logs(neptune, "predict")
     mine = kind("Mine", "__main__", (type(neptune),), ("on_test_batch_end",))()
     mine._log_on_batch = logs_batches
-    assert steps_until_call(mine, 0, "test") == 1
+    assert steps_until_call(mine, 0, "test") == steps_until_call(mine, 0, "test", records_logs=True) == 1
+
+
+class CometKerasCallback(keras.callbacks.Callback):
+    """As that of Comet: logs each batch of a validation, and what the optimizer has then."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.begun = [], []
+
+    def on_test_batch_begin(self, batch, logs=None):
+        self.begun.append(batch)
+
+    def on_test_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        state = int(optimizer.iterations.numpy()), float(optimizer.learning_rate.numpy())
+        self.seen.append((batch, *map(float, (logs["loss"], logs["mae"])), *state, len(self.begun)))
+
+
+CometKerasCallback.__module__ = "comet_ml.callbacks.keras"
+
+
+class EvaluationCalls(keras.callbacks.Callback):
+    """Counts compiled calls of evaluations."""
+
+    waits_for_compiled_calls, number = True, 0
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.number += 1
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_logger_reads_each_step_of_a_validation_in_few_calls(replicas):
+    seen = []
+    for package in (keras, unisono):
+        comet, calls = CometKerasCallback(), EvaluationCalls()
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        several = package is unisono and replicas > 1
+        with (mirrored(replicas) if several else tf.distribute.get_strategy()).scope():
+            model = package.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+            model.compile(package.optimizers.Adam(schedule()), "mse", metrics=["mae"], jit_compile=False)
+        data = X[:38], X[:38, :1]  # the last batch has two samples
+        options = {"batch_size": 4, "verbose": 0, "callbacks": [comet, calls]}
+        model.fit(*data, epochs=EPOCHS, shuffle=False, validation_data=(X, X[:, :1]), **options)
+        model.evaluate(X, X[:, :1], **options)
+        seen.append(comet.seen)
+    assert len(seen[0]) == len(seen[1]) == (EPOCHS + 1) * STEPS
+    for ours, theirs in zip(*seen[::-1]):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    assert calls.number < (EPOCHS + 1) * STEPS / 2
+
+
+def test_logger_gets_the_steps_of_a_validation_before_an_error():
+    @tf.function
+    def check(x):
+        tf.debugging.assert_less(x, 5.0, "too much")
+        return x
+
+    comet = CometKerasCallback()
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Lambda(check), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+    x = np.ones((40, 3), "float32")
+    model.evaluate(x, x[:, :1], batch_size=2, verbose=0, callbacks=[comet])
+    comet.seen.clear()
+    x[31] = 9.0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too much"):
+        model.evaluate(x, x[:, :1], batch_size=2, verbose=0, callbacks=[comet])
+    assert [each[0] for each in comet.seen] == list(range(15))
 
 
 REAL = ("wandb", "mlflow", "swanlab", "comet_ml", "neptune_tensorflow_keras")

@@ -23,10 +23,11 @@ from unisono.distribute import (
     worker_index,
 )
 from unisono.distribute.workers import cluster_start
+from unisono.distribute.workers import rendezvous as rendezvous_module
 from unisono.distribute.workers.addresses import connect, free_ports, listens, split_address
 from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
-from unisono.distribute.workers.lines import hear_line
+from unisono.distribute.workers.lines import hear_line, tell
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
 
@@ -210,6 +211,44 @@ def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
         )
     with pytest.raises(TimeoutError, match=rf"worker 0 \({meeting}, task 0 of 4, by srun\) .* refus"):
         meet(place(1, 4, meeting), 0.5)
+
+
+def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
+    """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
+    monkeypatch.setattr(rendezvous_module, "ASK", 0.2)
+    (meeting,) = addresses(1)
+    told = []
+    monkeypatch.setattr(rendezvous_module, "tell", lambda *what: told.append(what[1]) or tell(*what))
+
+    def come(rank, stays):
+        said = {"unisono": _digest(""), "cluster": _digest("[3, 3, 3]"), "program": "", "machine": ""}
+        connection = stays.enter_context(connect(meeting, NEVER))
+        tell(connection, {**said, "rank": rank, "port": 1, "devices": ""})
+        assert "left" in hear_line(connection, bytearray(), time.monotonic() + NEVER)
+
+    with contextlib.ExitStack() as stays:
+
+        def dies():
+            while not listens(meeting, 1.0):
+                time.sleep(0.01)
+            come(1, stays)
+
+        calls = [functools.partial(meet, place(rank, 3, meeting), 2.0) for rank in (0, 2)]
+        *late, _ = errors_of(*calls, dies)
+    for error in late:
+        assert isinstance(error, TimeoutError)
+        assert "worker 1 (task 1 of 3, by srun) did not start within 2 s" in str(error)
+        assert "Worker 1 at 127.0.0.1:1 came, and then was silent." in str(error)
+
+    with contextlib.ExitStack() as stays:
+        calls = [functools.partial(meet, place(rank, 3, meeting), NEVER) for rank in range(3)]
+
+        def come_again():
+            dies()
+            calls[1]()
+
+        assert errors_of(calls[0], calls[2], come_again) == [None] * 3
+    assert {"ready": True} in told
 
 
 def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it():

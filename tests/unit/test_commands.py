@@ -51,15 +51,20 @@ def test_output_whose_reader_has_ended_ends_the_command_quietly(lines, status, m
 
 
 def test_profile_of_workers_that_have_nothing_to_trace_is_an_error_in_one_line(tmp_path, capsys, monkeypatch):
-    def trace(*_):
-        raise RuntimeError("UNAVAILABLE: No trace event was collected")  # as TensorFlow 2.21 does
+    def trace(*_, num_tracing_attempts):
+        assert num_tracing_attempts == 1  # the worker may still write the profile of the first
+        if ends:
+            server.close()
+        raise RuntimeError("UNAVAILABLE: No trace event was collected.")  # as TensorFlow 2.21 does
 
     monkeypatch.setattr("tensorflow.profiler.experimental.client.trace", trace)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert main(["profile", "--service", address, "--log-dir", str(tmp_path / "logs")]) == 1
-    assert "nothing was captured from 127.0.0.1" in (said := capsys.readouterr().err)
-    assert "UNAVAILABLE: No trace event was collected" in said and "Traceback" not in said
+    for ends in (False, True):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = f"127.0.0.1:{server.getsockname()[1]}"
+            assert main(["profile", "--service", address, "--log-dir", str(tmp_path / "logs")]) == 1
+        assert f"nothing was captured from {address}" in (said := capsys.readouterr().err)
+        assert "UNAVAILABLE: No trace event was collected)" in said and "Traceback" not in said
+        assert (f"fit has ended at {address}." if ends else "pass fewer --seconds") in said
 
 
 def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):

@@ -220,10 +220,14 @@ def test_hosts_of_lost_workers_are_found_unless_they_are_on_this_machine(monkeyp
     )
     assert find_hosts(
         Blame(("leader", "worker 0", "worker 2"), ("worker 1", "worker 9", "stage 0", "10.0.0.3:1"))
-    ) == ("worker 0 is at 10.0.0.1:4000, worker 1 is at 10.0.0.2:4001")
+    ) == ("lost contact: worker 0 is at 10.0.0.1:4000, worker 1 is at 10.0.0.2:4001")
+    assert find_hosts(Blame((), ("worker 1",))) == "worker 1 is at 10.0.0.2:4001"
     assert find_hosts(None) == find_hosts(Blame()) == ""
     lost = error_record(RuntimeError("lost contact with worker 1: worker 2 has waited 11 s"))
-    assert lost.text.endswith("(worker 1 is at 10.0.0.2:4001)")
+    assert lost.text.endswith("(lost contact: worker 1 is at 10.0.0.2:4001)")
+    passed_on = error_record(RuntimeError(f"worker 0 failed: {lost.kind}: {lost.text}"))
+    assert passed_on.blame == Blame(("worker 1",))
+    assert passed_on.text == f"worker 0 failed: {lost.kind}: {lost.text}"
     monkeypatch.setenv("TF_CONFIG", "no JSON")
     assert find_hosts(Blame(("worker 1",))) == "", "the error of TF_CONFIG itself is recorded"
 
@@ -237,6 +241,11 @@ def test_process_whose_number_is_known_from_its_record_is_blamed_and_else_anothe
     assert (found.name, found.hangs, found.of_others) == ("process-1", True, False)
     (found,) = attribute([reports, ProcessState(tasks[1], record=Record("worker 4", 2, 1.0))], 9.0)
     assert (found.name, found.of_others) == ("process-0", True)
+    cut = ErrorRecord(
+        "InternalError", "worker 0 failed", "", 1.0, Blame(("worker 2", "worker 3"))
+    )  # itself, too
+    (found,) = attribute([ProcessState(tasks[0], code=1, record=Record("worker 2", 1, 1.0, error=cut))], 9.0)
+    assert found.of_others
 
 
 def test_record_has_the_number_that_a_worker_gets_later(tmp_path):

@@ -27,6 +27,23 @@ SENTENCES = [
     (f"Collective ops is aborted by: Socket closed\n{REMOTE}", ("worker 1",), ()),
     (f"recvmsg:Connection reset by peer\n{REMOTE}", ("worker 1",), ()),
     (f"assertion failed: [labels]\n{REMOTE}", (), ("worker 1",)),
+    (
+        f"aborted by: recvmsg:Connection timed out\n{REMOTE}\n{REMOTE.replace('task:1', 'task:2')}\n"
+        f"{REMOTE.replace('task:1', 'task:0')}",
+        ("worker 1",),
+        ("worker 2",),
+    ),
+    (
+        "Error reported from /job:worker/task:0: worker 0 failed: UnavailableError: recvmsg:Connection timed out (lost "
+        "contact: worker 1 is at 10.0.0.2:4, worker 2 is at [::3]:5), at epoch 2",
+        ("worker 1", "worker 2"),
+        (),
+    ),
+    (
+        "worker 1 failed: X: (lost contact: chief 0 is at host-0:4)",
+        ("chief 0",),
+        (),
+    ),
     ("aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", ("leader",), ()),
     (
         "The parameter server 0 at 127.0.0.1:7 listens but has done nothing for 12 s: end that",

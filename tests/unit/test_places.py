@@ -113,6 +113,23 @@ ROWS = [
     (INDEXED, "Kubernetes", 2, None, None),
     ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.17.0"}, "PMIx", 0, None, None),
     (LAUNCH, "launch", 3, 4, "node1:29500"),
+    ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "2"}, "horovodrun", 1, 2, "127.0.0.1"),
+    ({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "1"}, "horovodrun", 1, 2, None),
+    (
+        {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "vllm-0.vllm.default"},
+        "LeaderWorkerSet",
+        1,
+        2,
+        "vllm-0.vllm.default",
+    ),
+    ({"AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS Batch", 0, 2, None),
+    ({"VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1"}, "Volcano", 1, None, None),
+    ({**PET, "PET_NNODES": "1:4"}, "Kubeflow", 1, None, None),
+    ({"RANK": "1"}, "torchrun", 1, None, None),
+    # the second component of a heterogeneous job: the number counts over all, the size does not; so the first one's is wrong
+    ({**STEP, "SLURM_PROCID": "2", "SLURM_HET_SIZE": "2"}, "srun", 2, None, None),
+    ({**STEP, "SLURM_HET_SIZE": "2"}, "srun", 0, None, None),
+    ({**STEP, "SLURM_HET_SIZE": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, "srun", 0, 4, "n1"),
 ]
 
 NESTED = [  # around it, inside, what counts
@@ -174,6 +191,12 @@ def test_of_nested_launchers_the_innermost_counts():
         assert numbers({**around, **inside}) == expected, (around, inside)
 
 
+def test_number_that_is_too_high_does_not_hide_the_launcher_inside():
+    around = {**STEP, "SLURM_PROCID": "2"}
+    assert numbers({**around, **AGENT}) == ("torchrun", 3, 4)
+    assert numbers({**OPEN_MPI, **TORCHRUN, "RANK": "9"}) == ("mpirun", 1, 2)
+
+
 def test_two_launchers_of_one_level_with_different_numbers_are_an_error_that_names_both():
     with pytest.raises(ClusterError, match=r"task 3 of 4 \(RANK=3.* mpirun that it is task 1 of 2 .*unset"):
         read_place({**TORCHRUN, **OPEN_MPI})
@@ -190,8 +213,7 @@ def test_process_that_was_started_alone_has_no_place():
         {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"WORLD_SIZE": "8"},
-        {"WORLD_SIZE": "the world", "RANK": "0"},
-        {"WORLD_SIZE": "9" * 5000, "RANK": "0"},
+        {"WORLD_SIZE": "1", **INDEXED},
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
         {"CLUSTER_SPEC": "{}"},
         {"CLUSTER_SPEC": '{"cluster": "mine"}'},
@@ -204,6 +226,17 @@ def test_process_that_was_started_alone_has_no_place():
 
 def test_variables_that_are_wrong_are_named():
     for variables, said in (
+        ({**TORCHRUN, "RANK": "4"}, "torchrun says that this process is task 4 of 4 .RANK=4, WORLD_SIZE=4"),
+        ({**STEP, "SLURM_PROCID": "2"}, "srun says that this process is task 2 of 2"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-4"}, "SM_CURRENT_HOST must be one of .*algo-3.*'algo-4'"),
+        ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_CURRENT_HOST must be one of"),
+        ({"CLUSTER_SPEC": json.dumps({"cluster": MACHINES})}, "CLUSTER_SPEC must have a 'task'"),
+        ({"CLUSTER_SPEC": VERTEX["CLUSTER_SPEC"].replace('"index": 1', '"index": 9')}, "CLUSTER_SPEC must"),
+        ({**JOB_SET, "JOB_INDEX": "1"}, "JOB_INDEX=1 needs PROCESSES_IN_JOB"),
+        (
+            {**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1,c:1"},
+            "KERAS_DISTRIBUTION names 3 addresses for 2 processes",
+        ),
         ({**TORCHRUN, "MASTER_PORT": "http"}, "torchrun: .*'host:http'.*MASTER_PORT"),
         ({"SM_HOSTS": "[", "SM_CURRENT_HOST": "a"}, "SM_HOSTS is not JSON"),
         (

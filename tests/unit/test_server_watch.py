@@ -37,6 +37,11 @@ def test_what_is_no_address_is_rejected_with_the_value(address):
         split_address(address)
 
 
+def test_address_of_ipv6_needs_brackets():
+    with pytest.raises(ValueError, match=r"must be '\[IPv6\]:port' .*Received: 'fd00::1:80'"):
+        split_address("fd00::1:80")
+
+
 def test_listener_is_found_whether_it_speaks_or_not():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = join_address(*listener.getsockname()[:2])
@@ -148,6 +153,7 @@ def test_the_kernel_is_asked_to_check_after_connections(talks):
         keep_alive(address, 8.0)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
 
 
 def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):

@@ -15,6 +15,10 @@ REJECTED = {
     "own dataset": OTHER,
     "own generator": OTHER,
     "own PyDataset": OTHER,
+    "own PyDataset in threads": OTHER,
+    "own shuffle of a PyDataset": OTHER,
+    "own length of a generator": OTHER.partition(" `x`")[0],
+    "own length of a PyDataset": "ValueError: ",
     "own dataset of Python": OTHER,
     "auto-shard off": OTHER,
     "other kind": "ValueError: `x` is a tf.data.Dataset on worker 0 and a PyDataset on worker 1",
@@ -32,12 +36,14 @@ REJECTED = {
     "one job": SERVICE,
 }
 LATER = dict.fromkeys(
-    ("second epoch", "validation", "last batch", "last of the given steps"), OTHER
+    ("second epoch", "validation", "last batch", "last of the given steps", "own samples with one target"),
+    OTHER,
 )  # earlier steps were on the same samples
 TRAINED = {  # the warning, if there is one
     "paths": "[]",
     "constants": "is another tf",
     "augmented": "draws other random numbers",
+    "augmented, and a rare target": "draws other random numbers",
     "same dataset": "[]",
     "same of unknown length": "[]",
     "same of several sizes": "[]",

@@ -5,6 +5,7 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_private.dataset_graph import (
@@ -118,16 +119,19 @@ def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> 
     return not any(each[0] or each != mine for each in gather_json(mine, strategy))
 
 
-def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int = 0) -> None:
+def check_same_data(
+    source: Source, strategy: tf.distribute.Strategy, steps: int = 0, whole: bool = False
+) -> None:
     """Compare what the workers have read, and the `steps` that come next. All must call it; one does nothing.
 
     Different data is a ValueError on all workers, and of functions of `tf.distribute.InputContext` the same data. Where the
     input draws random numbers, and a part of the batches is the same everywhere, such as the targets, the samples are the
-    same and their augmentation differs: that is a warning.
+    same and their augmentation differs: that is a warning. After a `whole` pass, targets that are the same for all samples
+    say nothing about these.
     """
     if source.digest is None or not spans_workers(strategy):
         return
-    mine = [int(each) % _FLOAT for each in source.digest]
+    mine = [int(each) % _FLOAT for each in np.reshape(source.digest, -1)]
     rows = exchange([steps, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy)
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
     size = source.batch_size or source.usual_batch_size or 64
@@ -148,7 +152,9 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, steps: int
             "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
         )
     draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
-    if not (all(draws) and any(len(set(each)) == 1 for each in zip(*tensors))):
+    columns = [*zip(*tensors)]  # of each tensor: its hashes, and whether its samples differ
+    known = zip(columns[::2], columns[1::2])
+    if not (all(draws) and any(len({*hashes}) == 1 and (differ[0] or not whole) for hashes, differ in known)):
         raise ValueError(
             f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
             "batch: samples would be lost. Give all workers the same data in the same order, one seed for each `shuffle` "

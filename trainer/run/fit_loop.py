@@ -95,8 +95,8 @@ class Runner:
     ) -> None:
         """Choose between the plain graph and XLA, by the number of steps in all `passes` over a source."""
         function = getattr(model, f"{phase}_function")
-        if phase == "train":
-            record_steps(model, callbacks)
+        if phase != "predict":
+            record_steps(model, callbacks, phase)
         records = function.recorder is not None
         each = any(steps_until_call(callback, 0, phase, records) == 1 for callback in callbacks)
         steps = source.steps_per_epoch * passes if source.steps_per_epoch else None

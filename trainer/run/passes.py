@@ -43,28 +43,35 @@ class Pass:
         phase: str,
         step: int = 0,
         function: Any = None,
+        state: FitState | None = None,
     ) -> None:
         self.model, self.source, self.callbacks = model, source, callbacks
         self.phase, self.stop, self.step = phase, _STOPS[phase], step
         self.function = function or getattr(model, f"{phase}_function")
         self.fixed_steps, self.epoch_steps, self.replaced = model._fixed_steps, source.steps_per_epoch, False
+        self.step_logs: dict[str, Any] = {}
+        self._step_logs = StepLogs(callbacks.callbacks, state or self, self.function, self.fixed_steps, phase)
 
     def begin(self, call: CompiledCall) -> None:
         """A compiled call comes next."""
         getattr(self.callbacks, f"on_{self.phase}_batch_begin")(call.first)
 
     def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
-        """Entered around the compiled call: adds to its errors what the user can do."""
+        """Entered around the compiled call: adds to its errors what the user can do; callbacks get the steps before it."""
         state = self.model.fit_state
         argument = "validation_data" if state is not None and state.validation is self.source else ""
-        source, first = self.source, call.first == 0
-        return explain_errors(
-            self.model, source.spec, source.batch_size, f"{self.phase}_step", first, argument
+        source, first, step = self.source, call.first == 0, f"{self.phase}_step"
+        return self._step_logs.report_failed_call(
+            explain_errors(self.model, source.spec, source.batch_size, step, first, argument)
         )
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
-        """Return the call has run `done` steps; returns its results as callbacks get them, logs as numbers."""
-        return results if self.phase == "predict" else pythonify_logs(results)
+        """The call has run `done` steps: return its results as callbacks get them, logs as numbers."""
+        if self.phase == "predict":
+            return results
+        logs = pythonify_logs(results)
+        self._step_logs.end_call(done, logs)
+        return logs
 
     def epoch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return the logs of the pass, `logs` being those of its last step.
@@ -88,10 +95,9 @@ class TrainingPass(Pass):
     """The training steps of an epoch, from `state` on. `logs` are those after the last step."""
 
     def __init__(self, model: TrainedModel, state: FitState, callbacks: keras.callbacks.CallbackList) -> None:
-        super().__init__(model, state.source, callbacks, "train", state.step)
+        super().__init__(model, state.source, callbacks, "train", state.step, state=state)
         state.times.lap("other")
         self._state, self.logs, self.epoch_steps = state, state.step_logs, state.steps_per_epoch
-        self._step_logs = StepLogs(callbacks.callbacks, state, self.function, self.fixed_steps)
         state.slow_steps = self._watched = state.slow_steps or SlowSteps(model, state)
         self._watched.begin(self.function)
 
@@ -103,13 +109,9 @@ class TrainingPass(Pass):
 
     @contextlib.contextmanager
     def errors(self, call: CompiledCall) -> Iterator[None]:
-        """As in `Pass`; callbacks get the steps before the error."""
-        with (
-            self._step_logs.report_failed_call(),
-            with_advice(self.model, self.function, self.source.batch_size),
-        ):
-            with super().errors(call):
-                yield
+        """As in `Pass`."""
+        with with_advice(self.model, self.function, self.source.batch_size), super().errors(call):
+            yield
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
         """As in `Pass`; callbacks that read each step have been called."""

@@ -62,7 +62,7 @@ class Workers:
     def check_read(self, source: Source) -> None:
         """Reject datasets that gave different batches on different workers, at the end of a pass."""
         if isinstance(source, DatasetSource):
-            check_same_data(source, self._strategy)
+            check_same_data(source, self._strategy, whole=True)
 
 
 def check_same_begin(model: TrainedModel) -> None:

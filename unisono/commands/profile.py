@@ -8,13 +8,17 @@ from ..distribute.workers.addresses import listens, split_address
 from .parser import Parser, at_least, local
 
 _CONNECT_SECONDS = 5.0
-_CHECK = "check that fit runs there with a unisono.callbacks.Profiler that has this port."
+_CHECK = (
+    "check that fit runs there with a unisono.callbacks.Profiler that has this port. Of several workers without GPUs, only "
+    "worker 0 opens its port."
+)
+_TOO_LONG = "TensorFlow waits 60 s for a profile, and small steps have many events: pass fewer --seconds."
 
 
 PARSER = Parser(
     "profile",
     "Capture one profile of running workers. Their fit needs a unisono.callbacks.Profiler with a port.",
-    examples=["--service localhost:6009", "--service host1:6009,host2:6010 --log-dir logs --seconds 3"],
+    examples=["--service localhost:6009", "--service host1:6009,host2:6010 --log-dir logs --seconds 0.5"],
     exit_codes={0: "a profile of every worker was written", 1: "a worker did not answer"},
 )
 _add = PARSER.add_argument
@@ -26,7 +30,7 @@ _add(
 )
 _add("--log-dir", type=local, default=Path("logs"), metavar="DIR", help="output folder (default: logs)")
 seconds = at_least(float, 0.001, 86400)
-_add("--seconds", type=seconds, default=2.0, metavar="SECONDS", help="length of profile (default: 2)")
+_add("--seconds", type=seconds, default=1.0, metavar="SECONDS", help="length of profile (default: 1)")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,11 +51,14 @@ def main(argv: Sequence[str]) -> int:
     service = ",".join(f"grpc://{address}" for address in addresses)
     before = set(options.log_dir.rglob("*.xplane.pb"))
     problem, folder = "", str(options.log_dir.absolute())
-    try:
-        tf.profiler.experimental.client.trace(service, folder, int(1000 * options.seconds))
+    try:  # a second attempt could begin while a worker still writes the first profile
+        milliseconds = max(1, int(1000 * options.seconds))
+        tf.profiler.experimental.client.trace(service, folder, milliseconds, num_tracing_attempts=1)
     except (tf.errors.OpError, RuntimeError) as error:
         reason = str(getattr(error, "message", error)).strip().splitlines() or [type(error).__name__]
-        problem = f"nothing was captured from {', '.join(addresses)}: {reason[0]}"
+        ended = [address for address in addresses if not listens(address, _CONNECT_SECONDS)]
+        why = f"fit has ended at {', '.join(ended)}." if ended else _TOO_LONG
+        problem = f"nothing was captured from {', '.join(addresses)} ({reason[0].rstrip('.')}): {why}"
     files = sorted(set(options.log_dir.rglob("*.xplane.pb")) - before)
     if not problem and len(files) < len(addresses):
         problem = f"{len(files)} of {len(addresses)} workers answered: {_CHECK}"

@@ -46,14 +46,15 @@ def from_python(*arguments):
 
 
 class Slices(keras.utils.PyDataset):
-    def __init__(self, first):
-        super().__init__()
-        self.arrays = rows(first)
+    def __init__(self, first, length=4, order=range(4), **options):
+        super().__init__(**options)
+        self.arrays, self.length, self.order = rows(first), length, order
 
     def __len__(self):
-        return 4
+        return self.length
 
     def __getitem__(self, number):
+        number = self.order[number]
         return tuple(part[number * 4 : number * 4 + 4] for part in self.arrays)
 
 
@@ -127,6 +128,22 @@ attempt("augmented", same.map(lambda x, y: (x + tf.random.normal([1], seed=7 + m
 attempt(
     "everything drawn", same.map(lambda x, y: (x + (r := tf.random.normal([1], seed=7 + me)), y + r)), **quiet
 )
+
+
+def draw(x, y, seed):
+    return x + tf.random.normal([1], seed=seed), y
+
+
+targets = np.zeros([16, 1], "float32")
+same_targets = dataset(rows(100 * me)[0], targets).map(lambda x, y: draw(x, y, 7))
+attempt("own samples with one target", same_targets, **quiet)
+targets[-1] = 1  # the first batches have one target, as where classes are rare
+rare = dataset(rows(0)[0], targets).map(lambda x, y: draw(x, y, 7 + me))
+attempt("augmented, and a rare target", rare, **quiet)
+attempt("own PyDataset in threads", Slices(100 * me, workers=2), **quiet)
+attempt("own length of a generator", generated(0, 4, 16 - 4 * me)(), **quiet)
+attempt("own length of a PyDataset", Slices(0, 4 - me), **quiet)
+attempt("own shuffle of a PyDataset", Slices(0, order=np.random.default_rng(me).permutation(4)), **quiet)
 attempt("same dataset", same, **quiet, epochs=2, validation_data=same)
 attempt("same of unknown length", from_python(0), **quiet, epochs=2)
 attempt("same of several sizes", from_python(0, 3), **quiet, epochs=2)

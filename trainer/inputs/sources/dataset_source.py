@@ -63,7 +63,7 @@ class DatasetSource(Source):
         compared: bool = False,
     ) -> None:
         self._by_replica = by_replica
-        self.digest = plain_variable(tf.zeros([1], tf.int64), [None]) if compared else None
+        self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2]) if compared else None
         self._dataset = save_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker

@@ -74,7 +74,7 @@ class Source:
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
-        digest: int64 `(tensors,)`, of what was read so far, where workers read the same data and compare it; else None.
+        digest: int64 `(tensors, 2)`, of what was read so far, where workers read the same data and compare it; else None.
         class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
     """
 

@@ -14,47 +14,53 @@ from ....callbacks.call_schedule import (
     takes_step_logs,
 )
 from ....distribute.workers.agreement import exchange
-from ....state.trained_model import FitState, TrainedModel
+from ....state.trained_model import TrainedModel
 from ..loops.step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder
 
 
-def record_steps(model: TrainedModel, callbacks: Sequence[Any]) -> None:
-    """Record the logs of each step that callbacks need, on all workers if one needs them. Context: host."""
-    function: StepFunction = model.train_function
-    fixed = model._fixed_steps
-    records = any(takes_step_logs(each) or (fixed is None and only_reads_logs(each)) for each in callbacks)
-    halts = fixed is None and any(map(ends_at_bad_loss, callbacks))
-    follows = fixed is None and any(map(reads_optimizer, callbacks))
+def record_steps(model: TrainedModel, callbacks: Sequence[Any], phase: str) -> None:
+    """Record the logs of each step of "train" or "test" that callbacks need, on all workers if one does. Context: host."""
+    function: StepFunction = getattr(model, f"{phase}_function")
+    fixed, training = model._fixed_steps, phase == "train"
+    records = (training and any(map(takes_step_logs, callbacks))) or (
+        fixed is None and any(only_reads_logs(each, phase) for each in callbacks)
+    )
+    halts = training and fixed is None and any(map(ends_at_bad_loss, callbacks))
+    follows = training and fixed is None and any(map(reads_optimizer, callbacks))
     wishes = exchange([float(records), float(halts), float(follows)], model.distribute_strategy)
     records, halts, follows = (any(column) for column in zip(*wishes))
     most = max(MOST_STEPS, fixed or 0)
     key = (records, halts, follows, most) if records or halts else None
     known = function.recorders
     if key is not None and key not in known:
-        known[key] = StepRecorder(model, *key, function.device())
+        known[key] = StepRecorder(model, training, *key, function.device())
         function.usual_steps = 1  # the logs are known after the first step
     function.recorder = None if key is None else known[key]
 
 
 class StepLogs:
-    """Passes the logs of the steps of one epoch to callbacks, one compiled call at a time, of `fixed` steps if set."""
+    """Passes the logs of the steps of one pass to callbacks, one compiled call at a time, of `fixed` steps if set.
+
+    `state` has the number of steps and the logs of the last: a `FitState`, or the pass of an evaluation.
+    """
 
     def __init__(
-        self, callbacks: Sequence[Any], state: FitState, function: StepFunction, fixed: int | None
+        self, callbacks: Sequence[Any], state: Any, function: StepFunction, fixed: int | None, phase: str
     ) -> None:
-        self._callbacks, self._state = callbacks, state
+        self._callbacks, self._state, self._phase = callbacks, state, phase
         self._recorder: StepRecorder | None = getattr(function, "recorder", None)
         self._replays = fixed is None and self._recorder is not None and self._recorder.records
-        self._takes = any(map(takes_step_logs, callbacks))
+        self._takes = phase == "train" and any(map(takes_step_logs, callbacks))
 
     @contextlib.contextmanager
-    def report_failed_call(self) -> Iterator[None]:
-        """Entered around a compiled call. If it fails, the callbacks get the steps that were completed before."""
+    def report_failed_call(self, explained: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+        """Enter `explained` around a compiled call. If it fails, the callbacks get the steps that were completed before."""
         if self._recorder is not None:
             self._recorder.begin()
         try:
-            yield
+            with explained:
+                yield
         except Exception:
             rows, numbers = ({}, {}) if self._recorder is None else self._recorder.rows()
             if rows and len(next(iter(rows.values()))):
@@ -62,7 +68,7 @@ class StepLogs:
             raise
 
     def end_call(self, done: int, logs: Mapping[str, Any]) -> None:
-        """The compiled call has run `done` steps, with `logs` after the last. The fit's step is the next one."""
+        """The compiled call has run `done` steps, with `logs` after the last. The step of the state is the next one."""
         if not (self._replays or self._takes):
             self._state.step += done
             return
@@ -81,4 +87,5 @@ class StepLogs:
             numbers,
             replayed=self._replays,
             all_done=all_done,
+            phase=self._phase,
         )

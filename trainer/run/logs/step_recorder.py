@@ -23,15 +23,23 @@ class StepRecorder(StepHook):
     The entry is written after the step has finished, so that entries are available when a later step fails. Numbers are
     stored as float64, which represents every shorter float and every count below 2**53 exactly. If it `records`, logs are
     kept. If it `halts`, the loop ends after a step whose loss is NaN or infinite. If it `follows` the optimizers, their
-    scalars (`iterations`, the learning rate) are kept with the logs. `device` is that of the model's variables.
+    scalars (`iterations`, the learning rate) are kept with the logs. `device` is that of the model's variables. Steps that
+    are not `training` have no logs of the optimizers.
     """
 
     takes_logs = True
 
     def __init__(
-        self, model: TrainedModel, records: bool, halts: bool, follows: bool, most_steps: int, device: str
+        self,
+        model: TrainedModel,
+        training: bool,
+        records: bool,
+        halts: bool,
+        follows: bool,
+        most_steps: int,
+        device: str,
     ) -> None:
-        self._model, self.records, self.halts = model, records, halts
+        self._model, self._training, self.records, self.halts = model, training, records, halts
         self._follows, self._scalars = follows, dict[str, keras.Variable]()
         self._capacity, self._device = most_steps, device
         self._layout: list[tf.TensorSpec] | None = None
@@ -56,7 +64,8 @@ class StepRecorder(StepHook):
     def after_step(self, logs: Mapping[str, Any]) -> None:
         """Record the logs of a step, or of the metrics where it has none of its own; under XLA too."""
         model = self._model
-        logs = flat({**(logs or model.get_metrics_result()), **step_values(optimizers_of(model))})
+        also = step_values(optimizers_of(model)) if self._training else {}
+        logs = flat({**(logs or model.get_metrics_result()), **also})
         if self.halts and "loss" in logs:
             loss = tf.convert_to_tensor(logs["loss"])
             self._halted.assign(tf.logical_not(tf.reduce_all(tf.math.is_finite(loss))))
