@@ -27,7 +27,7 @@ echo "attempt $attempts on $SLURM_JOB_NODELIST"
 # workers notice a lost one themselves.
 status=0
 srun --kill-on-bad-exit=0 --wait=120 --label \
-    env UNISONO_TIMEOUT=60 PYTHONUNBUFFERED=1 ${CONTAINER:-} python "$@" || status=$?
+    env UNISONO_TIMEOUT="${UNISONO_TIMEOUT:-60}" PYTHONUNBUFFERED=1 ${CONTAINER:-} python "$@" || status=$?
 
 # A node that is lost does not run even this.
 lost_node() {

@@ -410,6 +410,7 @@ def test_options_of_optimizers_work_on_state_over_both_axes(name):
         check_equal(found, expected)
 
 
+@pytest.mark.long
 def test_sparse_gradients_and_three_axes_work_on_state_over_both_axes():
     def trained():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -36,7 +36,7 @@ def test_the_service_gives_pods_the_names_by_which_they_are_reached():
         assert service["spec"]["selector"].items() <= pod.labels.items()
 
 
-@pytest.mark.parametrize(("name", "kind"), JOBS.items())
+@pytest.mark.parametrize(("name", "kind"), [*JOBS.items(), ("tfjob.yaml", "TFJob")])
 def test_only_the_pods_of_a_job_reach_each_other(name, kind):
     policy = object_of(name, "NetworkPolicy")["spec"]
     selectors = [policy["podSelector"], *(each["podSelector"] for each in policy["ingress"][0]["from"])]
