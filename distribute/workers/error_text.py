@@ -60,7 +60,9 @@ def blame_in(text: str) -> Blame | None:
     ('worker 2',)
     """
     if passed_on := _find_named((_PASSED_ON,), text):
-        return Blame(passed_on)
+        # Of a link that is cut, one name is the other end than that of the process which reported it first.
+        is_link = len(passed_on) == 1 and _GONE.search(text)
+        return Blame(passed_on, _find_named(_REPORTED_BY, text)[-1:] if is_link else ())
     lost, reported_by = _find_named(_LOST, text), _find_named(_REPORTED_BY, text)
     if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
         remote = _find_named((_REMOTE,), text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unisono.distribute.workers.error_text import blame_in
+from unisono.distribute.workers.error_text import Blame, blame_in
 
 REMOTE = "Additional GRPC error information from remote target /job:worker/replica:0/task:1 while calling /tensorflow.X:"
 SENTENCES = [
@@ -71,3 +71,10 @@ def test_other_text_speaks_of_nobody(text):
 def test_survivor_that_passes_an_error_on_names_the_lost_one_and_itself_as_the_messenger():
     found = blame_in("worker 1 failed: UnavailableError: lost contact with worker 2: worker 1 has waited")
     assert (found.lost, found.reported_by) == (("worker 2",), ("worker 1",))
+
+
+def test_one_lost_worker_that_another_reports_is_a_link_between_the_two():
+    text = "Error reported from /job:worker/task:2: worker 2 failed: UnavailableError: recvmsg:Connection timed out"
+    passed_on = f"{text} (lost contact: worker 1 is at 10.77.0.2:17695)"
+    assert blame_in(passed_on) == Blame(("worker 1",), ("worker 2",))
+    assert blame_in(f"worker 0 failed: InternalError: {passed_on}") == Blame(("worker 1",), ("worker 2",))
