@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.distribute.workers import peer_monitor
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(10, 3)).astype("float32"), RANDOM.normal(size=(10, 2)).astype("float32")
@@ -551,3 +553,29 @@ def test_layers_that_only_compute_loss_calls_are_trained():
 
     for home in (None, helpers.mirrored(3)):
         helpers.assert_close(state(True, home), state(False), 1e-5)
+
+
+def test_results_of_metrics_at_the_end_of_an_epoch_are_read_under_the_monitor(monkeypatch):
+    """Workers add up their parts for it, so a worker that is lost then must be reported."""
+    entered = []
+
+    class Monitor:
+        @contextlib.contextmanager
+        def monitor(self, ran_before):
+            entered.append(True)
+            yield
+            entered.pop()
+
+    class Read(keras.metrics.Mean):
+        def result(self):
+            if tf.executing_eagerly():
+                reads.append(bool(entered))
+            return super().result()
+
+    reads = []
+    model = logging_model(unisono.Model, "own")
+    model.own = Read(name="loss")
+    model.compile(unisono.optimizers.SGD(0.1))
+    monkeypatch.setattr(peer_monitor, "_monitor", Monitor())
+    model.fit(X, Y, batch_size=UNEVEN_END, epochs=2, verbose=0, validation_data=(X, Y))
+    assert len(reads) >= 4 and all(reads)

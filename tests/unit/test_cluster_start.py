@@ -215,7 +215,7 @@ def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
 
 def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
     """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
-    monkeypatch.setattr(rendezvous_module, "ASK", 0.2)
+    monkeypatch.setattr(rendezvous_module, "ASK", 1.0)
     (meeting,) = addresses(1)
     told = []
     monkeypatch.setattr(rendezvous_module, "tell", lambda *what: told.append(what[1]) or tell(*what))
@@ -233,11 +233,11 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
                 time.sleep(0.01)
             come(1, stays)
 
-        calls = [functools.partial(meet, place(rank, 3, meeting), 2.0) for rank in (0, 2)]
+        calls = [functools.partial(meet, place(rank, 3, meeting), 5.0) for rank in (0, 2)]
         *late, _ = errors_of(*calls, dies)
     for error in late:
         assert isinstance(error, TimeoutError)
-        assert "worker 1 (task 1 of 3, by srun) did not start within 2 s" in str(error)
+        assert "worker 1 (task 1 of 3, by srun) did not start within 5 s" in str(error)
         assert "Worker 1 at 127.0.0.1:1 came, and then was silent." in str(error)
 
     with contextlib.ExitStack() as stays:

@@ -63,9 +63,8 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
         return
     if is_built(model):
         return
-    own_loss = (
-        type(model).compute_loss is not keras.Model.compute_loss
-    )  # it may call layers that `call` does not
+    # It may call layers that `call` does not.
+    own_loss = type(model).compute_loss is not keras.Model.compute_loss
     with explain_errors(model, spec, step=name):
         _symbolically(model, spec, build_optimizer=not own_loss)
     if own_loss and model.optimizer is not None and _unbuilt(model):

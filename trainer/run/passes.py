@@ -14,6 +14,7 @@ from ...distribute.hardware.device_memory import in_words
 from ...distribute.hardware.memory_plan import memory_plans, plan_memory
 from ...distribute.mesh import Mesh, mesh_of
 from ...distribute.sharding.sharded import SHARDABLE, level_of
+from ...distribute.workers.peer_monitor import monitored_collective
 from ...optimizers.building import optimizers_of
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
@@ -82,12 +83,13 @@ class Pass:
         model = self.model
         if not model._has_own_logs(self.phase == "train"):
             return logs
-        results = pythonify_logs(model.get_metrics_result())
-        if logs.keys() - model._optimizer_logs().keys() != results.keys():
-            return logs
-        mean = loss_tracker(model)
-        if any(metric is mean for metric in model.metrics) and not keras.ops.convert_to_numpy(mean.count):
-            results[mean.name] = logs[mean.name]
+        with monitored_collective():  # workers add up their parts
+            results = pythonify_logs(model.get_metrics_result())
+            if logs.keys() - model._optimizer_logs().keys() != results.keys():
+                return logs
+            mean = loss_tracker(model)
+            if any(metric is mean for metric in model.metrics) and not keras.ops.convert_to_numpy(mean.count):
+                results[mean.name] = logs[mean.name]
         return {**logs, **results}
 
 

@@ -18,7 +18,7 @@ STATEFUL, STATELESS = _WITH_SEED.split(), _WITH_KEY.split()
 
 @rule(*STATELESS)
 def _draw_with_key(view: View) -> Ruling:
-    if _is_fixed(view.op.inputs[1]):  # one device would draw the same numbers
+    if _comes_from_constants(view.op.inputs[1]):  # one device draws the same numbers in every step
         raise Gather
     label = view.labels[0]
     wants: Wants = [REPLICATED] * len(view.labels)
@@ -30,10 +30,16 @@ def _draw_with_key(view: View) -> Ruling:
     return [sizes(axis), OWN, *wants[2:]], [label_sharded(axis)]
 
 
-def _is_fixed(tensor: tf.Tensor) -> bool:
-    """Return whether a tensor is computed from constants alone."""
-    op = tensor.op
-    return all(map(_is_fixed, op.inputs)) if op.inputs else op.type == "Const"
+def _comes_from_constants(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor is the same in every step, because operations without state compute it from constants."""
+    seen, left = set(), [tensor.op]
+    while left:
+        op = left.pop()
+        if op.op_def.is_stateful or not (op.inputs or op.type == "Const"):
+            return False
+        seen.add(op)
+        left += [each.op for each in op.inputs if each.op not in seen]
+    return True
 
 
 @rule(*STATEFUL, "RandomShuffle")
