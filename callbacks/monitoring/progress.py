@@ -197,7 +197,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             parts = [f"{self.seen:7d}/Unknown"]
         if self._rate.compiling and not last and self.seen != target:
             return [*parts, "compiling…" if self._can_print("…") else "compiling..."]
-        if last or not target or seconds is None:
+        if last or not target or seconds is None or self.seen >= target:
             parts.append(duration(self._clock() - self._rate.began))
         else:
             left = seconds * (target - self.seen)
