@@ -64,6 +64,12 @@ def _halved(x):
     )[0]
 
 
+def _segments_of_positions(positions, x):
+    kinds = tf.gather(tf.cast(x[:, 1] > 0, tf.int64) + tf.cast(x[:, 2] > 0, tf.int64), positions)
+    segments = tf.math.unsorted_segment_max, tf.math.unsorted_segment_sum
+    return [real(fn(positions, kinds, 3), x) for fn in segments]
+
+
 EXTENTS = {  # tensors with such extents
     "pad to 4": _padded_to(4),
     "pad to 8": _padded_to(8),
@@ -188,6 +194,19 @@ EXTENTS = {  # tensors with such extents
     "range from n down": lambda x: tf.range(count(x), 0, -1),
     "positions": lambda x: tf.cast(tf.range(count(x)), x.dtype)[:, None] * x,
     "where": lambda x: [tf.where(x > 0), tf.shape(tf.where(x[:, 0] > 0))],
+    "casts of positions": lambda x: [
+        real(tf.cast(tf.where(x[:, 0] > -9), tf.bool), x),
+        real(tf.cast(tf.where(x[:, 0] > 0), tf.bool), x),
+    ],
+    "casts of chosen sizes": lambda x: [
+        real(tf.cast(tf.shape(tf.boolean_mask(x, x[:, 0] > limit)), dtype), x)
+        for limit in (0, 9)
+        for dtype in (tf.bool, tf.int8, tf.bfloat16)
+    ],
+    "segments of positions": lambda x: _segments_of_positions(tf.where(x[:, 0] > 0)[:, 0], x),
+    "contrast along the batch": lambda x: tf.image.adjust_contrast(x[:, :, None], 2.0),
+    "contrast of images": lambda x: tf.image.adjust_contrast(x[:, :, None, None], 2.0),
+    "colors along the batch": lambda x: tf.image.adjust_hue(tf.transpose(tf.nn.sigmoid(x)[:3]), 0.3),
     "boolean mask": lambda x: [tf.boolean_mask(x, x[:, 0] > 0), mean(tf.boolean_mask(x, x[:, 0] > -9))],
     "mask without the diagonal": lambda x: tf.reshape(
         tf.boolean_mask(tf.matmul(x, x, transpose_b=True), ~tf.eye(count(x), dtype=tf.bool)), [count(x), -1]
@@ -250,6 +269,7 @@ EXTENTS = {  # tensors with such extents
     "stack of n": lambda x: tf.stack([x, 2 * x], 0),
     "unstack": lambda x: tf.unstack(x, axis=1),
     "meshgrid of samples": lambda x: tf.meshgrid(x[:, 0], x[:, 1]),
+    "spectra of samples": lambda x: [tf.abs(tf.signal.rfft(x)), tf.signal.irfft(tf.signal.rfft(x))],
     "fft along the batch": lambda x: tf.abs(tf.signal.fft(tf.cast(tf.transpose(x), tf.complex128))),
     "real fft along the batch": lambda x: tf.abs(tf.signal.rfft(tf.cast(tf.transpose(x), tf.float32))),
     "norms": lambda x: [tf.norm(x, axis=0), tf.norm(x), tf.norm(x, ord=1), tf.norm(x, "euclidean", 1)],

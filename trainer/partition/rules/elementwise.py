@@ -116,6 +116,8 @@ def _cast(view: View) -> Ruling:
     if label == PARTIAL_SUM and exact and (target.is_floating or target.is_integer):
         return [None], [label]
     if label.kind == "sizes" or label.counts:
+        if target == tf.bool or target.size < 4:  # the sum of what was rounded is not the rounded sum
+            raise Gather
         return [None], [label]
     return elementwise(view, OTHER)
 

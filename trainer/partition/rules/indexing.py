@@ -120,6 +120,8 @@ _SEGMENTS = {
 @rule(*_SEGMENTS)
 def _segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
+    if data.counts:
+        raise Gather
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.keep(data._replace(axis=data.axis - rank + 1))
     together = are_together(data, ids)

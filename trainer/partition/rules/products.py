@@ -97,13 +97,18 @@ EACH_SAMPLE = {  # numbers of the inputs that have samples along axis 0
     """,
     (0, 1, 2): "MaxPoolGrad MaxPool3DGrad LRNGrad",
 }  # fmt: skip
-_SPATIAL = ("MatrixInverse", "Cholesky", "MatrixDeterminant", "Qr", "MatrixDiagPartV3", "MatrixSolve",
-            "MatrixTriangularSolve", "FFT", "IFFT", "FFT2D", "IFFT2D", "RFFT", "IRFFT")  # fmt: skip
+_OF_LAST_AXES = {
+    1: "FFT IFFT RFFT IRFFT AdjustHue AdjustSaturation RGBToHSV HSVToRGB",
+    2: "MatrixInverse Cholesky MatrixDeterminant Qr MatrixDiagPartV3 MatrixSolve MatrixTriangularSolve FFT2D IFFT2D",
+    3: "AdjustContrastv2",
+}
+"""By how many last axes of its first input an operation mixes: with fewer than one more, axis 0 is one of them."""
+_MIXED = {name: count for count, names in _OF_LAST_AXES.items() for name in names.split()}
 
 
 @rule(*" ".join(EACH_SAMPLE.values()).split())
 def _each_sample(view: View) -> Ruling:
-    if view.type in _SPATIAL and view.rank(0) < 3:
+    if view.rank(0) <= _MIXED.get(view.type, 0):
         raise Gather
     return samples_together(view, next(n for n, types in EACH_SAMPLE.items() if view.type in types.split()))
 
