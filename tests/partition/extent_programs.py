@@ -206,7 +206,6 @@ EXTENTS = {  # tensors with such extents
     "segments of positions": lambda x: _segments_of_positions(tf.where(x[:, 0] > 0)[:, 0], x),
     "contrast along the batch": lambda x: tf.image.adjust_contrast(x[:, :, None], 2.0),
     "contrast of images": lambda x: tf.image.adjust_contrast(x[:, :, None, None], 2.0),
-    "colors along the batch": lambda x: tf.image.adjust_hue(tf.transpose(tf.nn.sigmoid(x)[:3]), 0.3),
     "boolean mask": lambda x: [tf.boolean_mask(x, x[:, 0] > 0), mean(tf.boolean_mask(x, x[:, 0] > -9))],
     "mask without the diagonal": lambda x: tf.reshape(
         tf.boolean_mask(tf.matmul(x, x, transpose_b=True), ~tf.eye(count(x), dtype=tf.bool)), [count(x), -1]

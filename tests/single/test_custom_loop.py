@@ -120,9 +120,14 @@ def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_proces
     def sums(replicas):
         strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
+        def gathered():
+            return tf.size(unisono.distribute.gather(tf.ones([2])))
+
         def on_replica():
             return unisono.distribute.global_mean(tf.ones([2]))
 
+        sizes = tf.function(lambda: strategy.run(gathered))()
+        assert {int(size) for size in strategy.experimental_local_results(sizes)} == {2 * replicas}
         shares = tf.function(lambda: strategy.run(on_replica))()
         with strategy.scope():
             model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
