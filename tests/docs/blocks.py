@@ -46,5 +46,5 @@ NOT_RUN = {
 }
 
 # Packages of the extra "tools": blocks that import one of these are skipped if it is not installed.
-TOOLS = {"comet_ml", "grain", "keras_hub", "keras_tuner", "mlflow", "onnxruntime"}
+TOOLS = {"comet_ml", "grain", "keras_tuner", "mlflow", "onnxruntime"}
 TOOLS |= {"optuna", "pyarrow", "tf2onnx", "wandb"}
