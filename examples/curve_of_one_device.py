@@ -1,8 +1,8 @@
 """The problem in one picture: plain Keras on four replicas leaves the curve of one device, and Unisono stays on it.
 
 Trains a small network on the real digits of scikit-learn three times, from the same initial weights and in the same order:
-plain Keras on one device, plain Keras on four replicas, and Unisono on four replicas. Gradients are clipped, and 64 samples
-do not divide the last batch of an epoch. Writes the curves as an SVG: `python examples/curve_of_one_device.py [FOLDER]`.
+plain Keras on one device, plain Keras on four replicas, and Unisono on four replicas. Gradients are clipped, and the last
+batch of an epoch has fewer than 64 samples. Writes the curves as an SVG: `python examples/curve_of_one_device.py [FOLDER]`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import unisono
 
 EPOCHS, BATCH, TEST_ROWS = 12, 64, 360
 REPLICAS = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
-# Of the length of the weights: float32 sums are added in another order on four replicas.
+# Of the length of the weights: four replicas add float32 numbers in a different order.
 LARGEST = 1e-4
 ONE, KERAS, OURS = "Keras, one device", "Keras, four replicas", "Unisono, four replicas"
 

@@ -25,7 +25,7 @@ import unisono
 EPOCHS, TEST_ROWS = 4, 360
 # Samples of a global batch. They do not divide by two; the last batch of an epoch has 9.
 BATCH = 51
-# Of any weight at the end, in float32: sums are added in another order on two replicas.
+# Of any weight at the end, in float32: two replicas add in a different order.
 LARGEST_DIFFERENCE = 1e-4
 
 

@@ -24,7 +24,7 @@ import unisono
 BATCH = 51
 EPOCHS = 15
 TRAIN_ROWS, TEST_ROWS = 1437, 360
-# Of any weight after all epochs, in float64: sums are added in another order on two replicas. In float32 such a
+# Of any weight after all epochs, in float64: two replicas add in a different order. In float32 such a
 # difference can grow to 1e-3 in 15 epochs, on any number of replicas: a ReLU near zero decides otherwise.
 LARGEST_DIFFERENCE = 1e-9
 

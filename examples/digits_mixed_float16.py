@@ -2,7 +2,7 @@
 
 Trains a small network on the 1,797 real digits of scikit-learn three times, from the same initial weights: with `fit` in
 float32, with `fit` in mixed_float16 under `MirroredStrategy` on two logical devices, and in mixed_float16 with a
-custom loop. In the second epoch of the mixed run one image is far out of float16's range: that step is skipped on both
+custom loop. In the second epoch of the mixed run one image is far outside of float16's range: that step is skipped on both
 replicas, the loss scale is halved, and training goes on. Run it with `python examples/digits_mixed_float16.py`.
 """
 

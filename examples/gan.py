@@ -1,7 +1,7 @@
 """A GAN as in the guides of keras.io, on two replicas: handwritten digits out of noise.
 
 The class is written for one device, with two optimizers and a loss of Keras; only `unisono.Model` is new. Under a strategy
-each optimizer sums its gradients over the replicas, each replica draws other noise; losses are those of the global batch.
+each optimizer sums its gradients over the replicas, each replica draws its own noise, and losses cover the global batch.
 An interrupted run resumes with both optimizers. Two lines make it real; they are marked with "real:".
 """
 

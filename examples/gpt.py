@@ -1,4 +1,4 @@
-"""A GPT on text: its own `train_step`, mixed precision, and an interrupted run that resumes bit-for-bit.
+"""A GPT on text: a custom `train_step`, mixed precision, and an interrupted run that resumes bit-for-bit.
 
 The text is that of the docstrings of Keras' layers, which are installed anyway; the model reads and writes characters. The
 program trains twice, once without and once with an interruption in mid-epoch: the weights are bitwise identical.

@@ -1,4 +1,4 @@
-"""A model cut into four stages, each on a device of its own, which work on one micro-batch after another.
+"""A model cut into four stages, each on its own device, which work on one micro-batch after another.
 
 The same model trains on one device and in the pipeline; weights agree to rounding. The drawing of the step shows what each
 stage does when (F: forward, B: backward), and how long it idles.

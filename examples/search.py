@@ -2,7 +2,7 @@
 
 Each trial draws its settings from a seed, writes a report, and keeps a backup. A search that was killed goes on where it
 was: trials that are done are read from their numbers, the one that was running continues in the middle of its epoch.
-Whoever prefers KerasTuner or Optuna finds both in the guide "With other tools".
+The guide "Log to W&B and MLflow, and use other tools" shows KerasTuner and Optuna instead.
 """
 
 from __future__ import annotations

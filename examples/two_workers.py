@@ -4,7 +4,7 @@
     python -m unisono launch --workers 2 --restarts 1 two_workers.py --kill-at 25
 
 Both print the same fingerprint of the weights. Run alone, `python two_workers.py`, the program trains on one device, with
-other rounding. On a cluster start it on every machine, with Slurm or with `TF_CONFIG`.
+different rounding. On a cluster start it on every machine, with Slurm or with `TF_CONFIG`.
 """
 
 from __future__ import annotations

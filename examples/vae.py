@@ -1,7 +1,7 @@
 """A variational autoencoder on two replicas: handwritten digits as points of a plane, as in the guide of keras.io.
 
 The loss has two parts, the error of the picture and the distance of its point from a normal distribution. Both are
-means over samples. Two replicas share batches of 51 samples, and the means are those of 51 samples.
+means over samples. Two replicas share batches of 51 samples, and the means cover all 51.
 """
 
 from __future__ import annotations

@@ -33,10 +33,6 @@ def blocks_of(text):
 # What the reader of a page already has.
 BEFORE = {
     "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
-    "docs/guides/several-machines.md": """
-import tensorflow as tf, unisono
-loss_function = lambda y, y_pred: tf.nn.sparse_softmax_cross_entropy_with_logits(y, y_pred)
-""",
 }
 
 # Blocks that cannot run here, by a text that they contain; they must still be valid Python.
@@ -46,13 +42,9 @@ NOT_RUN = {
         "ClusterCoordinator(": "needs the processes that the launcher starts",
     },
     "docs/guides/pipeline.md": {"connect()": "needs worker processes"},
-    "docs/guides/several-machines.md": {
-        "TPUClusterResolver": "needs a TPU",
-        "model.fit(...": "an ellipsis stands for the reader's arguments",
-        "monitored_collective()": "needs the reader's dataset",
-    },
+    "docs/guides/several-machines.md": {"model.fit(...": "an ellipsis stands for the reader's arguments"},
 }
 
 # Packages of the extra "tools": blocks that import one of these are skipped if it is not installed.
-TOOLS = {"comet_ml", "grain", "keras_hub", "keras_tuner", "mlflow", "onnxruntime"}
+TOOLS = {"comet_ml", "grain", "keras_tuner", "mlflow", "onnxruntime"}
 TOOLS |= {"optuna", "pyarrow", "tf2onnx", "wandb"}
