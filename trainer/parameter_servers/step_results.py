@@ -146,7 +146,7 @@ class ReadOnce(CollectedWrites):
 
 @contextlib.contextmanager
 def note_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """A list that gets a pair (result of `metric.result()`, metric) at each call."""
+    """Yield a list that gets a pair (result of `metric.result()`, metric) at each call."""
     noted: list[tuple[Any, Any]] = []
 
     def noting(metric: Any, result: Any) -> Any:

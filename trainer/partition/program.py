@@ -53,7 +53,7 @@ class MeshAxis:
         return self.parts is None
 
     def divides(self, extent: Extent, blocks: int = 1) -> bool:
-        """Whether each of the blocks of a tensor's axis certainly has a part for every sample, or for every replica."""
+        """Return whether each block of a tensor's axis certainly has a part for every sample, or for every replica."""
         if self.parts is None:
             return is_divided(extent, blocks)
         return isinstance(extent, int) and extent % (blocks * self.parts) == 0

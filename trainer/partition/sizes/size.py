@@ -119,7 +119,7 @@ def _size(terms: Mapping[Monomial, int]) -> Known:
 
 
 def if_known(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of known sizes one that returns None where one of them is not known."""
+    """Make a function of known sizes return None if one of them is not known."""
     return functools.wraps(fn)(lambda *sizes: None if None in sizes else fn(*sizes))
 
 
