@@ -252,7 +252,7 @@ def _seat_of(said: dict[str, Any]) -> Seat:
 
 
 def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
-    """Introduce another worker to worker 0, repeatedly until worker 0 has heard it, and wait for the answer."""
+    """Tell worker 0 who this worker is, repeatedly until worker 0 has heard it, and wait for the answer."""
     lost = float(os.environ.get(SINCE, "inf")) if place.elastic else time.time()
     until = time.monotonic() + max(ASK, timeout - max(0.0, time.time() - lost))
     problem, waits = "", False

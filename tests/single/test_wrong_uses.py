@@ -114,7 +114,7 @@ def test_wrong_uses_are_rejected_in_one_line_before_the_first_step(table, place,
 
 @pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
 def test_metrics_of_another_name_than_that_of_the_one_output_are_warned_of(argument, bench):
-    with pytest.warns(UserWarning, match=f"`{argument}` names the output 'nope'.* give 'out'"):
+    with pytest.warns(UserWarning, match=f"`{argument}` names the output 'nope'.* use 'out'"):
         bench.new(**{argument: {"nope": ["mae"]}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -75,12 +75,12 @@ COMPILE: dict[str, Use] = {
         "`loss_weights` names", "'c'", "'out'", loss_weights={"c": 1.0}
     ),
     "metric called loss": compiled(
-        r"`metrics\[0\]`", "'loss'", "another name", metrics=[keras.metrics.MeanSquaredError(name="loss")]
+        r"`metrics\[0\]`", "'loss'", "rename it", metrics=[keras.metrics.MeanSquaredError(name="loss")]
     ),
     "metric called as that of validation": compiled(
         r"`weighted_metrics\[1\]`",
         "'val_mae'",
-        "another name",
+        "rename it",
         weighted_metrics=["mae", keras.metrics.MeanSquaredError(name="val_mae")],
     ),
     "loss list too short": two("`loss`", "each of the 2 outputs", "a, b", loss=["mse"]),
@@ -156,7 +156,7 @@ MODELS: dict[str, Use] = {
     ),
     "load nothing": model(lambda b: unisono.load_model(None), "`filepath`", "path", "None"),
     "load a number": model(lambda b: unisono.load_model(3), "`filepath`", "path", "3"),
-    "load a missing file": model(_h5, "`filepath`", "m.h5", "give"),
+    "load a missing file": model(_h5, "`filepath`", "m.h5", "pass"),
     "load a folder": model(lambda b: unisono.load_model(b.folder), "filepath", "keras"),
     "load with a list": model(
         lambda b: unisono.load_model(b.file, [1]), "`custom_objects`", "dict", r"\[1\]"

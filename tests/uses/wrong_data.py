@@ -92,24 +92,24 @@ DATA: dict[str, Use] = {
     ),
     **{
         f"weights of {value}": fit(
-            "`sample_weight` holds", str(value), "finite", sample_weight=np.array([1.0] * 5 + [value])
+            "`sample_weight` contains", str(value), "finite", sample_weight=np.array([1.0] * 5 + [value])
         )
         for value in (NAN, float("inf"), -float("inf"))
     },
-    "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` holds nan", "finite"),
+    "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` contains nan", "finite"),
     **{
         f"weights of NaN, {name}": (
             lambda b, name=name, weights=weights: getattr(b.model, name)(X, Y, sample_weight=weights),
-            ("`sample_weight` holds nan", "finite"),
+            ("`sample_weight` contains nan", "finite"),
         )
         for name, weights in (("evaluate", tf.constant([NAN] * 6)), ("train_on_batch", np.full(6, NAN)))
     },
     "weights of NaN in a dataset": fit(
-        "`sample_weight` holds nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
+        "`sample_weight` contains nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
     ),
     "weights of NaN of a generator": fit(
         "Batch 0 of the generator",
-        "`sample_weight` holds nan",
+        "`sample_weight` contains nan",
         x=((X, Y, NAN * Y[:, 0]) for _ in range(2)),
         y=None,
     ),

@@ -71,7 +71,7 @@ INPUTS: dict[str, Use] = {
     "x gives four parts": fit("`x` yields tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
     "x is empty": fit("an empty dataset", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None),
     "x is empty once it is filtered": fit(
-        "dataset that gave no batch",
+        "dataset that yielded no batch",
         "at least one sample",
         x=rows(X, Y).filter(lambda x, y: False).batch(2),
         y=None,
@@ -196,7 +196,7 @@ ARGUMENTS: dict[str, Use] = {
     ),
     "validation_sanity_steps of a generator": fit(
         r"`validation_sanity_steps` \(2\)",
-        "give arrays",
+        "pass arrays",
         validation_sanity_steps=2,
         validation_data=iter([V] * 9),
     ),

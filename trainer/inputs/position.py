@@ -79,7 +79,7 @@ class Position:
         self.taken += steps
 
     def end_epoch(self) -> None:
-        """Record that no step is left: without `steps_per_epoch`, that ends the epoch. Warn if there were too few."""
+        """Record that no step is left: without `steps_per_epoch`, so many make an epoch. Warn if there were too few."""
         if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
         elif not self._one_pass and self.given_steps is None:

@@ -194,7 +194,7 @@ class DatasetSource(Source):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to a position of `state()`; reject that of another pipeline, or one with more batches."""
+        """Go to a position of `state()`; reject that of another pipeline, or one beyond the end of the data."""
         super().restore(state)
         self._early, taken = None, self.position.taken
         if "iterator" in state:

@@ -30,12 +30,12 @@ _EXTREMES = {
 
 
 def is_factor(value: Value) -> bool:
-    """Return whether parts of a sum times a number are parts of the product, as it is finite. Integers wrap in both."""
+    """Return whether parts of a sum times a number are parts of the product: the number is finite. Integers wrap."""
     return value.dtype.is_integer or is_finite(value)
 
 
 def _keeps_signs(value: Value) -> bool:
-    """Return `is_factor`, if a zero also has the sum's sign: no factor is 0, and no divisor is infinite."""
+    """Return whether it `is_factor`, and a zero has the sum's sign: no factor is 0, and no divisor is infinite."""
     return value.dtype.is_integer or (is_finite(value) and is_not_zero(value))
 
 

@@ -96,7 +96,7 @@ class OptimizerCall:
 
 
 def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
-    """Return a gradient as a dense tensor of its variable's shape, which unknown numbers of samples hide."""
+    """Return a gradient as a dense tensor of its variable's shape, unknown while the number of samples is."""
     gradient = tf.convert_to_tensor(gradient)
     gradient.set_shape(variable.shape)
     return gradient
