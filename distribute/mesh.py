@@ -173,7 +173,7 @@ class OnMesh:
     Attributes:
         mesh: the arrangement, without axes of one replica but that of the batch.
         layouts: None, or the `keras.distribution.LayoutMap` of the weights.
-        unmatched: its patterns that match no variable, of which a warning has told.
+        unmatched: its patterns that match no variable, after a warning about them.
     """
 
     mesh: Mesh

@@ -188,7 +188,7 @@ def _updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iter
 
 
 def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the shards of a whole variable with row-sharded state; the new ones are then written at once."""
+    """Yield the shards of a whole variable whose state is sharded by matrix rows; write the new ones at once."""
     first, new = 0, []
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
     for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):

@@ -96,7 +96,9 @@ DATA: dict[str, Use] = {
         )
         for value in (NAN, float("inf"), -float("inf"))
     },
-    "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` contains nan", "finite"),
+    "weights of NaN to validate": validated(
+        (X, Y, np.full(6, NAN)), "`sample_weight` contains nan", "finite"
+    ),
     **{
         f"weights of NaN, {name}": (
             lambda b, name=name, weights=weights: getattr(b.model, name)(X, Y, sample_weight=weights),
