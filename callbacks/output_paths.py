@@ -1,4 +1,4 @@
-"""Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
+"""Checks the paths of callbacks before the first step; only the chief writes to them, except for each worker's profiles."""
 
 import contextlib
 import errno

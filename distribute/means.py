@@ -108,6 +108,6 @@ def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
     if not fits:
         raise ValueError(
             f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` "
-            f"of shape {values.shape}: give one weight for each sample, or one for each value."
+            f"of shape {values.shape}: pass one weight for each sample, or one for each value."
         )
     return weights

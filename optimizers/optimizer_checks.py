@@ -139,7 +139,7 @@ def as_gradient(gradient: Any) -> Any:
 def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pairs:
     """Return what the user's `stage` returned, in the order of its input; a ValueError says what is wrong with it."""
     name = getattr(stage, "__name__", None) or type(stage).__name__
-    rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair it is given"
+    rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair that it gets"
     if after is None:
         raise ValueError(f"{rule}. Received None: is a `return` missing?")
     try:

@@ -42,7 +42,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             all interfaces: keep it behind a firewall.
 
     Raises:
-        ValueError: `steps` is not such a pair.
+        ValueError: `steps` or `port` is invalid.
 
     Examples:
         >>> profiler = unisono.callbacks.Profiler("logs", steps=(10, 20))  # an argument of `fit(callbacks=[...])`

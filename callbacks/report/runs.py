@@ -157,7 +157,7 @@ class Run:
 
 
 def read_run(path: Any) -> Run:
-    """Return the run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
+    """Return the run whose lines are in `path`; an incomplete last line is left out; reject anything else."""
     run = Run(path.stem, path=path)
     try:
         data = read_plain(path, _MOST_BYTES + 1)

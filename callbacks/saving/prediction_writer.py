@@ -178,7 +178,7 @@ class _ArrayFile:
         self._write_header()
 
     def append(self, array: np.ndarray) -> None:
-        """Write samples; a ValueError where their shape or dtype differs from those before."""
+        """Write samples; raise a ValueError if their shape or dtype differs from those before."""
         if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
                 f"`PredictionWriter` writes samples of one shape and dtype, but after samples {list(self._sample)} of "

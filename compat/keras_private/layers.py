@@ -25,7 +25,7 @@ def is_own(layer: Any) -> bool:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return the model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
+    """Return the model and every layer in it, at any depth, in a fixed order; empty for objects that are not layers."""
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 

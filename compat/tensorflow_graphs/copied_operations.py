@@ -23,7 +23,7 @@ class TracedOnce:
     effect are shared.
 
     Context: one graph and one block of it (a branch, a loop's body). Outside graphs of functions, where a gradient tape
-    records, for places that are no plain variables or dense tensors of a graph, and where `is_allowed` is false, because the
+    records, for places other than plain variables and dense tensors of a graph, and where `is_allowed` is false, because the
     code may not meet these conditions, it is run each time.
     """
 

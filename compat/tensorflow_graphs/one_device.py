@@ -130,7 +130,7 @@ def copy_into_graph(
 ) -> Any:
     """Copy an operation of any graph into the current graph, to run after `controls`.
 
-    A branch or a loop may be given scalars in addition to the inputs of `op`, and other `functions` by the names of its own.
+    A branch or a loop may get scalars in addition to the inputs of `op`, and replacements of its `functions`, by name.
     A draw of random numbers gets another seed for each `seed`. `changed` attributes are lists of int.
     """
     graph: Any = tf.compat.v1.get_default_graph()

@@ -30,7 +30,7 @@ class CustomLogs:
     own: dict[str, Any]
     """Name -> nest of `tf.TensorSpec`, of the logs that are not metrics."""
     results: dict[str, Any]
-    """Name -> metric, of the logs that are `metric.result()` under another name than the metric's."""
+    """Name -> metric, of the logs that are `metric.result()` under a different name."""
 
 
 class ResultLayout:

@@ -276,7 +276,7 @@ def find_received(program: Program) -> set[int]:
 
 
 def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
-    """Return a vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others vary."""
+    """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
     if sizes is None or sizes.ndim != 1:
         return None
     found = [

@@ -14,7 +14,7 @@ PARSER = Parser(
         SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
     },
 )
-PARSER.add_argument("directory", type=place, help="directory given to BackupAndRestore or ModelCheckpoint")
+PARSER.add_argument("directory", type=place, help="directory passed to BackupAndRestore or ModelCheckpoint")
 
 
 def main(argv: list[str]) -> int:

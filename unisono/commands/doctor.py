@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine(seconds: float) -> Iterator[Finding]:
-    """Examine everything; TensorFlow runs in a process that may take so many seconds."""
+    """Examine everything; TensorFlow runs in a process that may take `seconds`."""
     own = {"python": platform.python_version(), "system": platform.platform(), "unisono": __version__}
     own |= {name: metadata.version(name) for name in ("tensorflow", "keras")}
     yield from (Finding("versions", *each) for each in own.items())

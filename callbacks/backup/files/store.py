@@ -149,7 +149,7 @@ class BackupStore:
         self._check = check
 
     def prepare(self) -> None:
-        """Create the directory; a SaveError where that is not possible."""
+        """Create the directory, or raise a SaveError."""
         try:
             if not is_remote(self.directory):  # the owner's object says whether a store can be written
                 self.directory.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ class StepPartition:
         return self._traced[key]
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:
-        """Return the collectives of a step on a batch of so many samples. Context: cross-replica."""
+        """Return the collectives of a step on a batch of this many samples. Context: cross-replica."""
         try:
             return TracedStep(self._step, spec).explain(samples)
         except NotPartitioned as error:

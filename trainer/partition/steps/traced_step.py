@@ -124,7 +124,7 @@ class TracedStep:
         self._calls.append(call)
 
     def explain(self, samples: int) -> StepExplanation:
-        """Return the collectives of a step on a batch of so many samples."""
+        """Return the collectives of a step on a batch of this many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]

@@ -214,7 +214,7 @@ def _find_shared(blocks: list[Block]) -> dict[int, str]:
 def _no_graph(model: TrainedModel) -> str:
     kind = type(model).__name__
     if not model.built:
-        return f"model {model.name!r} cannot be cut into stages before it is built: give it an Input"
+        return f"model {model.name!r} cannot be cut into stages before it is built: add an Input"
     return (
         f"model {model.name!r} ({kind}) cannot be cut into stages: its call is Python code, not a graph of layers. "
         f"Write it as a Sequential or functional model; subclassed blocks may be layers in it"
