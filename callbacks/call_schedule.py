@@ -24,10 +24,10 @@ _BATCH_HOOKS = {
 def steps_until_call(
     callback: Any, step: int, phase: str = "train", records_logs: bool = False
 ) -> int | None:
-    """The number of steps until the per-batch hooks of `callback` must be called; None: not before the end of the epoch.
+    """Return in how many steps the per-batch hooks of `callback` must be called; None: not before the end of the epoch.
 
     A compiled call of many steps ends where the hooks of a callback must be called, so that none misses anything. In
-    training a callback can answer with its own `steps_until_call(step)`. In every phase one with the attribute
+    training a callback can answer with its own `steps_until_call(step)`. In every phase a callback with the attribute
     `waits_for_compiled_calls` is called whenever a compiled call ends. Any other callback that overrides a per-batch hook is
     called at every batch, unless `records_logs`: then the loop records the logs of every step of a compiled call, and
     ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
@@ -104,7 +104,7 @@ def _logs_no_batch(callback: Any) -> bool:
 
 
 def reads_optimizer(callback: Any, phase: str = "train") -> bool:
-    """Whether the per-batch hooks are those of a metric logger, which may also read the learning rate and `iterations`."""
+    """Return whether the per-batch hooks are a metric logger's, which may also read the learning rate and `iterations`."""
     return is_metric_logger(callback, _batch_hooks(callback, phase))
 
 
@@ -121,7 +121,7 @@ class NumbersOfSteps(keras.StatelessScope):
         self._columns, self._tensors, self.row = columns, dict[int, list[tf.Tensor]](), 0
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
-        """Return the value of a variable after the step, None for that of now."""
+        """Return the value of a variable after the step; None stands for the current value."""
         if id(variable) not in self._columns:
             return None
         if id(variable) not in self._tensors:  # all at once: a tensor for each read costs more than the read
@@ -130,7 +130,7 @@ class NumbersOfSteps(keras.StatelessScope):
         return self._tensors[id(variable)][self.row]
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Write at once, as outside of the block."""
+        """Write at once, as outside the block."""
         raw_value(update[0]).assign(update[1])
 
 
@@ -148,7 +148,7 @@ def replay_steps(
     """Pass the logs after each step of a compiled call, arrays `(steps, ...)`, to callbacks that only read or take them.
 
     While a hook is called, `state` (a `FitState`, or a pass of evaluation) has the step and the logs of that step, and an
-    optimizer that a metric logger reads has its `numbers`. The hook for the begin of the `first` step has been called.
+    optimizer that a metric logger reads has its `numbers`. The hook for the beginning of the `first` step has been called.
     `replayed`: per-batch hooks are called for each step, for the last one only if `all_done`; otherwise the loop calls that
     for its end of all callbacks.
     """

@@ -30,7 +30,7 @@ class CustomLoopSupport:
         return getattr(self.model, "fit_state", None) is not None
 
     def _watch_plain_fit(self) -> None:
-        """Has `on_fit_exit` called where an error ends the `fit` of plain Keras that begins: Keras calls no hook then."""
+        """Call `on_fit_exit` if an error ends the `fit` of plain Keras that begins, as Keras calls no hook then."""
         fit = self._plain_fit = None if self._in_fit else plain_fit()
         if not self._in_fit:
             self._reject_store()
@@ -38,7 +38,7 @@ class CustomLoopSupport:
             weakref.finalize(fit(), self._plain_fit_ended, fit).atexit = False
 
     def _reject_store(self) -> None:
-        """Raise where it would write to a store, and no `Spool` uploads what it writes."""
+        """Raise if the callback would write to a store, and no `Spool` uploads what it writes."""
         place = getattr(self, "path", None) or getattr(self, "log_dir", None)
         if place is not None and is_store_url(place):
             raise ValueError(
@@ -52,7 +52,7 @@ class CustomLoopSupport:
             self.on_fit_exit()
 
     def _runs(self) -> bool:
-        """Return whether the `fit` of plain Keras that has begun still runs; True in other loops, of which nothing tells."""
+        """Return whether the `fit` of plain Keras that has begun still runs; True in other loops, which nothing reports."""
         return self._plain_fit is None or still_runs(self._plain_fit)
 
     def _fit_state(

@@ -15,7 +15,7 @@ class OneBatch(keras.callbacks.Callback):
     model: TrainedModel
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Run one step per compiled call, whatever `compile` was given."""
+        """Run one step per compiled call, whatever was passed to `compile`."""
         self._steps_per_execution = self.model.steps_per_execution
         self.model.steps_per_execution = 1
 
@@ -34,7 +34,7 @@ class OneBatch(keras.callbacks.Callback):
 
 
 def one_batch_of_everything(callbacks: Any) -> list[Any]:
-    """The callbacks that write no model, since one batch must not replace a good checkpoint or backup; and `OneBatch`."""
+    """Return `OneBatch`, and the callbacks that write no model: one batch must not replace a good checkpoint or backup."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     given = keras.tree.flatten(callbacks or [])

@@ -54,8 +54,8 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
 def _check_schedule(schedule: Any) -> None:
     if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         raise ValueError(
-            f"`schedule` of `LearningRateScheduler` must be a function of the epoch, and {show(schedule)} counts steps: "
-            "give it to the optimizer as `learning_rate`."
+            f"`schedule` of `LearningRateScheduler` must be a function of the epoch, but {show(schedule)} counts steps: "
+            "pass it to the optimizer as `learning_rate`."
         )
     function = callable(schedule) and not isinstance(schedule, type)
     if not function or not (takes_arguments(schedule, 1) or takes_arguments(schedule, 2)):
@@ -72,7 +72,7 @@ def _check_hooks(callback: Any) -> None:
         arguments = 2 if "epoch" in name or "batch" in name else 1
         if not hasattr(_CALLBACKS.Callback, name):
             hooks = [each for each in dir(_CALLBACKS.Callback) if each.startswith("on_")]
-            raise ValueError(f"`{name}` of `LambdaCallback` is no hook: use one of {', '.join(hooks)}.")
+            raise ValueError(f"`{name}` of `LambdaCallback` is not a hook: use one of {', '.join(hooks)}.")
         if not callable(value) or (inspect.isfunction(value) and not takes_arguments(value, arguments)):
             takes = "(logs)" if arguments == 1 else "(epoch or batch, logs)"
             raise ValueError(

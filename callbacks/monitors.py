@@ -8,7 +8,7 @@ import keras
 
 from ..distribute.arguments import show
 
-# The packages of loggers that write to a server or to files of their own.
+# The packages of loggers that write to a server or to their own files.
 LOGGERS = frozenset(
     "aim clearml comet_ml dvclive mlflow neptune neptune_tensorflow_keras swanlab wandb".split()  # noqa: SIM905
 )
@@ -46,7 +46,7 @@ def may_add_logs(callback: Any) -> bool:
 
 
 def check_monitors(callbacks: Sequence[Any], logs: Callable[[], set[str]]) -> None:
-    """Raise a ValueError for a `monitor` that is read and that no log can have; `logs` returns the names of the logs.
+    """Raise a ValueError for a `monitor` that is read but can be no log; `logs` returns the names of the logs.
 
     A callback after one that may add logs is not checked: Keras warns if its log is missing.
     """

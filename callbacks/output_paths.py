@@ -1,4 +1,4 @@
-"""Checks the paths of callbacks before the first step; the chief alone writes to them, but each worker its own profiles."""
+"""Checks the paths of callbacks before the first step; only the chief writes to them, except for each worker's profiles."""
 
 import contextlib
 import errno
@@ -78,7 +78,7 @@ def _outputs_of(callback: Any) -> list[tuple[type, str, bool, Any]]:
 
 
 def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strategy) -> None:
-    """Warn where a launcher's processes each train a separate model; a ClusterError where callbacks would save all."""
+    """Warn if a launcher's processes each train a separate model; raise a ClusterError if callbacks would save all."""
     if spans_workers(strategy):
         return
     try:
@@ -122,7 +122,7 @@ def check_output_path(argument: str, place: str, folder: bool) -> None:
         return
     path = Path(place)
     if not folder and path.is_dir():
-        raise SaveError(errno.EISDIR, f"{argument} is a folder: give the path of a file. Received: {place}")
+        raise SaveError(errno.EISDIR, f"{argument} is a folder: pass the path of a file. Received: {place}")
     wanted = find_fixed_folder(Path(place, "file") if folder else path)
     there = next((each for each in (wanted, *wanted.parents) if each.exists()), Path())
     if not there.is_dir():
@@ -145,7 +145,7 @@ def check_template(argument: str, place: Any) -> None:
             if not field or field.isdecimal():
                 raise ValueError("a placeholder has no name")
             if not any(_can_be_written(number, form) for number in (1, 1.0)):
-                raise ValueError(f"{form!r} is no format of a number")
+                raise ValueError(f"{form!r} is not a number format")
     except ValueError as error:
         raise ValueError(
             f"{argument} cannot be filled in ({error}): write placeholders as {{epoch:03d}} or {{val_loss:.2f}}. "
@@ -186,7 +186,7 @@ def only_chief_writes(callbacks: Iterable[Any], chief: bool) -> Iterator[Spool]:
 
 @contextlib.contextmanager
 def writes_to_stores(callbacks: Any) -> Iterator[None]:
-    """For the callbacks of an `evaluate`: what they write to a store is uploaded when the block is left."""
+    """Upload what the callbacks of an `evaluate` write to a store when the block is left."""
     given = [] if isinstance(callbacks, keras.callbacks.CallbackList) else keras.tree.flatten(callbacks or [])
     with Spool() as spool, contextlib.ExitStack() as stack:
         for callback in given:
@@ -195,7 +195,7 @@ def writes_to_stores(callbacks: Any) -> Iterator[None]:
 
 
 def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
-    """Has a callback write to the spool what it would write to a store, except for those that do that themselves."""
+    """Let a callback write to the spool what it would write to a store, unless it does that itself."""
     own = isinstance(callback, BackupAndRestore) or hasattr(callback, "pending_upload")
     for kind, name, folder, url in () if own else _outputs_of(callback):
         if is_store_url(url):

@@ -19,7 +19,7 @@ _TEXT = re.compile(r"([0-9a-f]{8})-([0-9]{1,19})-([0-9]{1,19})")
 
 @dataclasses.dataclass(frozen=True)
 class ProcessIdentity:
-    """One process among all of all machines, also when a number is given to another process later."""
+    """Identifies a process among those of all machines, even if its number is reused later."""
 
     place: str  # 8 hexadecimal digits: the boot of the machine and the space of process numbers in which `pid` holds
     pid: int
@@ -30,7 +30,7 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, text: str) -> ProcessIdentity | None:
-        """Return the reverse of `str`; None where the text is no such name."""
+        """Parse the result of `str`; None for any other text."""
         match = _TEXT.fullmatch(text)
         return cls(match[1], int(match[2]), int(match[3])) if match else None
 
@@ -45,14 +45,14 @@ class ProcessIdentity:
 
 
 def this_process() -> ProcessIdentity:
-    """Return the name of the process that calls."""
+    """Return the identity of this process."""
     pid = os.getpid()
     return ProcessIdentity(_place(), pid, _find_start_time(pid) or 0)
 
 
 @functools.cache
 def _place() -> str:
-    """Return the machine since it was started, and the namespace of its process numbers (a container has one of its own)."""
+    """Return the current boot of the machine, and the namespace of its process numbers (a container has its own)."""
     boot = space = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -64,6 +64,6 @@ def _place() -> str:
 
 
 def _find_start_time(pid: int) -> int | None:
-    """When a process of this machine was started; None where it has ended."""
+    """Return when a process of this machine was started; None if it has ended."""
     fields = stat_of(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])

@@ -65,7 +65,7 @@ def write_safely(
 def rename_safely(
     temporary: Path, path: Path, check: Callable[[], object] = lambda: None, new: bool = False
 ) -> Iterator[None]:
-    """The same for a body that writes `temporary` itself, next to `path`: a file, or a folder, which replaces an old one.
+    """Do the same for a body that writes `temporary` itself, a file or a folder next to `path`, which it replaces.
 
     A crash between the two renames of a folder leaves none: never one that is half old, or incomplete.
     """
@@ -122,7 +122,7 @@ def save_error(directory: Any, error: OSError) -> SaveError:
     elif error.errno == errno.EFBIG:
         fix = "Allow larger files (`ulimit -f`)"
     elif is_remote(directory):
-        fix = "Check the bucket, your rights and the network"
+        fix = "Check the bucket, your permissions and the network"
     elif not directory.is_dir():
         reason, fix = "the directory is gone", "Create it again"
     else:
@@ -157,7 +157,7 @@ def check_overwrite(argument: str, path: Any, mark: re.Pattern[bytes]) -> None:
 
 
 def is_own(path: Any, mark: re.Pattern[bytes]) -> bool:
-    """Whether a plain file has the `mark` of a callback in its first or its last bytes: the one way to know own files."""
+    """Return whether a plain file begins or ends with the `mark` of a callback: the one way to know its own files."""
     with open_plain(path) as stream:
         text = stream.read(_MOST_BYTES)
         stream.seek(max(len(text), stream.seek(0, os.SEEK_END) - _MOST_BYTES))
@@ -171,13 +171,13 @@ def begins_with_json(*keys: str, lines: bool = True) -> re.Pattern[bytes]:
 
 
 def read_plain(path: Any, most: int) -> bytes:
-    """Return the bytes of a plain file, at `most` so many; an OSError for anything else."""
+    """Return at most `most` bytes of a plain file; raise an OSError for anything else."""
     with open_plain(path) as stream:
         return stream.read(most)
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the name under which `path` is written; it keeps the suffixes, which some writers look at."""
+    """Return the name under which `path` is written; it keeps the suffixes, on which some writers depend."""
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f".{stem}.{this_process()}.tmp{dot}{suffixes}")
 
@@ -196,7 +196,7 @@ def remove_leftovers(directory: Any, begin: str = "") -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with what it holds."""
+    """Remove a file, or a folder with its contents."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -25,7 +25,7 @@ class Spool:
     """Owns the folder, and, in its block, a thread that uploads what changes in it.
 
     `place` the paths of callbacks in the block, and leave it after their last write: what has changed by then is uploaded.
-    An error of an upload is a warning, and tried again; at the end it is a SaveError. Training waits for the end alone.
+    A failed upload is a warning and retried; at the end it is a SaveError. Training waits only for the end.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ def name_below(folder: Any, path: Any) -> str:
 
 
 def check_writable(argument: str, folder: Any) -> None:
-    """A SaveError that names the argument, unless an object can be written to a folder of a store, and removed again."""
+    """Raise a SaveError that names the argument, unless a folder of a store lets an object be written and removed."""
     probe = folder / f".unisono-{uuid.uuid4().hex}"
     try:
         with tempfile.NamedTemporaryFile() as empty:

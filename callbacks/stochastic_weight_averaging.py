@@ -18,9 +18,9 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
 
         average = (w_1 + ... + w_n) / n        of the weights after each epoch from `start_from_epoch` on
 
-    `BatchNormalization` layers then need the statistics of the averaged weights: they are computed in one more pass over
+    `BatchNormalization` layers then need the statistics of the averaged weights, computed in an additional pass over
     the training data, as the mean over its batches. The learning rate must stay high; Keras'
-    schedules and `LearningRateScheduler` give one.
+    schedules and `LearningRateScheduler` can keep it so.
 
     Moving averages that forget old weights are the optimizer's: `use_ema=True`, with Keras' `SwapEMAWeights`.
 
@@ -28,10 +28,10 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
 
     Args:
         start_from_epoch: int; the first epoch, counted from 0, whose weights count.
-        every: "epoch", or int: the weights count after so many steps each, from the beginning of that epoch on.
+        every: "epoch", or an int, to count the weights after every that many steps, from the start of that epoch on.
 
     Attributes:
-        count: int; the weights that were averaged.
+        count: int; how many weights were averaged.
 
     Raises:
         ValueError: an argument is wrong, the optimizer has `use_ema=True`, or layers need data that cannot be read again.
@@ -57,16 +57,16 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
         self._steps = self._seen = 0
 
     def steps_until_call(self, step: int) -> int | None:
-        """After every so many steps."""
+        """Request a call after every that many steps."""
         begun = self.model.fit_state.epoch >= self.start_from_epoch
         return self._schedule.steps_until_call(self._steps + step) if begun else None
 
     def get_state(self) -> dict[str, Any]:
-        """For backups: the sums of the weights."""
+        """Return the sums of the weights, for backups."""
         return {"count": self.count, "sums": self._sums, "steps": self._steps, "seen": self._seen}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """On resume."""
+        """Restore the sums, on resume."""
         self.count, self._steps, self._seen = state["count"], state["steps"], state["seen"]
         self._sums = [np.array(each) for each in state["sums"]]
 
@@ -84,8 +84,8 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
             )
         if (layers := self._layers()) and self.model.fit_state.why_no_pass:
             raise ValueError(
-                "`StochasticWeightAveraging` computes the statistics of `BatchNormalization` layers in one more pass over "
-                f"the data, but {self.model.fit_state.why_no_pass}. Received: the layer {layers[0].name!r}"
+                "`StochasticWeightAveraging` computes the statistics of `BatchNormalization` layers in an additional "
+                f"pass over the data, but {self.model.fit_state.why_no_pass}. Received: the layer {layers[0].name!r}"
             )
         self._forget()
 

@@ -57,7 +57,7 @@ class Changed:
         """Put the replacement in the place of the original."""
         assert self.make is not None  # narrows the type
         found = vars(self.owner)[self.name]
-        # A patch that begins inside of a step and ends outside restores our replacement.
+        # A patch that begins inside a step and ends outside restores our replacement.
         original = getattr(getattr(found, "fget", found), "__unisono_original__", found)
         if self.made[0] is not original:
             function = getattr(original, "fget", original)
@@ -82,7 +82,7 @@ REPLACED = (
     Changed(
         keras.layers.Layer,
         "_maybe_build",
-        "a layer that a traced step calls first is built outside of its graph",
+        "a layer that a traced step calls first is built outside its graph",
     ),
     Changed(
         tf.GradientTape,
@@ -93,7 +93,7 @@ REPLACED = (
     Changed(
         BaseOptimizer,
         "apply",
-        "an optimizer outside of the model's attributes reduces the replicas' gradients like the others",
+        "an optimizer outside the model's attributes reduces the replicas' gradients like the others",
     ),
     Changed(keras.layers.Layer, "add_loss", "the ids of losses are forgotten when a step ends"),
     Changed(backend_core.Variable, "handle", "a tape accepts a tensor as the value of a variable"),
@@ -121,9 +121,9 @@ REPLACED = (
         "_compute_moments_sync",
         "a difference of squares loses digits, and replicas would differ from a single device",
     ),
-    Changed(Function, "__call__", "writes inside of a function are writes of the step"),
-    Changed(cond_module, "cond", "writes inside of a branch are writes of the step"),
-    Changed(while_module, "while_loop", "writes inside of a loop are writes of the step"),
+    Changed(Function, "__call__", "writes inside a function are writes of the step"),
+    Changed(cond_module, "cond", "writes inside a branch are writes of the step"),
+    Changed(while_module, "while_loop", "writes inside a loop are writes of the step"),
     Changed(
         FuncGraph, "_create_op_internal", "sizes are computed on the host, which does not wait for a GPU"
     ),
@@ -164,7 +164,7 @@ WRAPPED = (
     Changed(
         TFOptimizer,
         "add_variable_from_reference",
-        "an optimizer from outside of a strategy's scope is built in it, instead of raising an error",
+        "an optimizer from outside a strategy's scope is built in it, instead of raising an error",
     ),
     Changed(
         backend_core,
@@ -206,7 +206,7 @@ def provide(key: str, make: Callable[[Any], Any], *within: Callable[..., Any]) -
 
 @contextlib.contextmanager
 def replace_functions(*circumstances: str) -> Iterator[None]:
-    """Functions of `REPLACED` are replaced inside, and the originals again when the last such block ends.
+    """Replace the functions of `REPLACED` inside; restore the originals when the last such block ends.
 
     The lines of the replacements are left out of TensorFlow's list of the user's lines that made an operation: over several
     processes it sends only a limited number of characters. `circumstances` are ACCUMULATING or SERVERS, where the step
@@ -247,7 +247,7 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
 
 
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
-    """Like `wrap`, for a method that Keras has decorated: inside of the decorator.
+    """Like `wrap`, for a method that Keras has decorated: inside the decorator.
 
     A tool that has stored the method before, to replace it, then calls `around` too. `import unisono` loads nothing of the
     trainer, so that a tool is often earlier; and what it has stored can only be reached inside.

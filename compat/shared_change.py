@@ -12,7 +12,7 @@ _held: dict[Any, list[Any]] = {}  # by the key of a change: the number of users 
 
 @contextlib.contextmanager
 def share_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator[None]:
-    """Inside, a change holds, which `key` identifies: `make()` makes it and returns the function that undoes it."""
+    """Make a change for the block, which `key` identifies: `make()` makes it and returns the function that undoes it."""
     with _lock:
         if key not in _held:
             _held[key] = [0, make()]
@@ -29,7 +29,7 @@ def share_change(key: Any, make: Callable[[], Callable[[], object]]) -> Iterator
 def share_attribute(
     owner: Any, name: str, make: Callable[[Any], Any]
 ) -> contextlib.AbstractContextManager[None]:
-    """Inside, the attribute of an object or a class, past Keras' tracking, is `make` of its original value."""
+    """Replace the attribute of an object or a class inside, past Keras' tracking, by `make` of its original value."""
 
     def change() -> Callable[[], object]:
         kind = type if isinstance(owner, type) else object
@@ -44,7 +44,7 @@ def share_attribute(
 
 @contextlib.contextmanager
 def share_attributes(name: str, makers: Iterable[tuple[Any, Callable[[Any], Any]]]) -> Iterator[None]:
-    """`share_attribute` of several objects, each with its `make`."""
+    """Do as `share_attribute` for several objects, each with its `make`."""
     with contextlib.ExitStack() as stack:
         for owner, make in makers:
             stack.enter_context(share_attribute(owner, name, make))

@@ -1,4 +1,4 @@
-"""What holds in a block for the thread that is inside of it: one table of names for each package that has such values."""
+"""Values that hold in a block, for the thread inside it: one table of names for each package that has such values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ThreadContext(threading.local):
-    """A subclass declares its values, each with the one that holds outside of all blocks."""
+    """A subclass declares its values, each with the one that holds outside all blocks."""
 
     @contextlib.contextmanager
     def set_to(self, **values: Any) -> Iterator[None]:

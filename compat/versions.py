@@ -1,6 +1,6 @@
 """The supported versions, and a check that the installed ones have every private name that is used.
 
-The tables below are of attributes of objects. One that only objects have counts as there if a method of the class sets it.
+The tables below list attributes. One that only instances have counts as present if a method of the class sets it.
 """
 
 import dis

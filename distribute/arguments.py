@@ -18,7 +18,7 @@ _LARGEST = 8  # numbers of an array that are shown
 
 
 def show(value: Any) -> str:
-    """`value` for a message in one line, without passwords, truncated where it is long.
+    """Return `value` for a message in one line, without passwords, truncated if it is long.
 
     Specs and tensors of more than a few numbers are shown as "(batch, 4) float32", objects without an address.
 
@@ -54,7 +54,7 @@ def _size(shape: Any) -> float:
 
 
 def _shape(shape: Any) -> str:
-    """A shape as text: "batch" for a first size that is not known, "?" for another, "(...)" where the rank is not known."""
+    """Return a shape as text: "batch" for an unknown first size, "?" for any other, "(...)" for an unknown rank."""
     if getattr(shape, "rank", 0) is None:
         return "(...)"
     sizes = ["batch" if n == 0 else "?" for n in range(len(shape))]
@@ -65,7 +65,7 @@ def _shape(shape: Any) -> str:
 def whole_number(
     name: str, value: Any, least: int = 1, optional: bool = False, words: tuple[str, ...] = ()
 ) -> Any:
-    """`value`, if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
+    """Return `value` if it is an int of at least `least`; bool is rejected. NumPy's integers become int.
 
     None is allowed too if `optional`, and the strings `words`. Raise a ValueError for anything else.
     """
@@ -94,7 +94,7 @@ def number(
     finite: bool = True,
     optional: bool = False,
 ) -> Any:
-    """`value` unchanged, if it is a Python or NumPy number in a range; a ValueError for a bool, a str, NaN or anything else.
+    """Return `value` if it is a Python or NumPy number in a range; raise a ValueError for a bool, NaN or anything else.
 
     `above` and `below` are limits that are not valid themselves. Infinity is allowed unless `finite`, None if `optional`.
     """
@@ -118,14 +118,14 @@ def number(
 
 
 def truth(name: str, value: Any) -> bool:
-    """`value` as a bool, if it is one, or 0 or 1; else a ValueError: a str such as "no" would count as true."""
+    """Return `value` as a bool if it is one, or 0 or 1; raise a ValueError otherwise, as a str such as "no" is true."""
     if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
         raise ValueError(f"`{name}` must be True or False. Received: {show(value)}")
     return bool(value)
 
 
 def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
-    """`value`, if it is one of the strings `choices`; else a ValueError."""
+    """Return `value` if it is one of the strings `choices`; raise a ValueError otherwise."""
     if not isinstance(value, str) or value not in choices:
         *first, last = (f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {show(value)}")
@@ -133,7 +133,7 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
 
 
 def function(name: str, value: Any, optional: bool = False) -> Any:
-    """`value`, if it can be called; else a TypeError."""
+    """Return `value` if it can be called; raise a TypeError otherwise."""
     if not callable(value) and not (value is None and optional):
         raise TypeError(f"`{name}` must be a function. Received: {show(value)}")
     return value

@@ -49,7 +49,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     if communication_options is not None and not isinstance(communication_options, known):
         raise TypeError(
             "`communication_options` must be a tf.distribute.experimental.CommunicationOptions; the numbers of replicas and "
-            f"workers are detected, not given. Received: {show(communication_options)}"
+            f"workers are detected, not passed. Received: {show(communication_options)}"
         )
     cluster = join_cluster()
     simulate_replicas()

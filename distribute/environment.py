@@ -41,7 +41,7 @@ class ClusterError(ValueError):
 
 
 def peer_timeout() -> float:
-    """Return seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60; checked."""
+    """Return the seconds after which a peer that died, hangs or never came is an error: UNISONO_TIMEOUT, or 60; checked."""
     text = os.environ.get(TIMEOUT) or str(DEFAULT_TIMEOUT)
     try:
         seconds = float(text)
@@ -56,7 +56,7 @@ def peer_timeout() -> float:
 
 
 def replicas_per_worker() -> int:
-    """Replicas that a worker without accelerators has: UNISONO_REPLICAS_PER_WORKER, or 1; checked."""
+    """Return the replicas of a worker without accelerators: UNISONO_REPLICAS_PER_WORKER, or 1; checked."""
     text = os.environ.get(REPLICAS_PER_WORKER) or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{REPLICAS_PER_WORKER} must be a whole number of at least 1. Received: {text!r}")
@@ -64,7 +64,7 @@ def replicas_per_worker() -> int:
 
 
 def stage_addresses() -> list[str]:
-    """Return addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
+    """Return the addresses of the processes with a pipeline's later stages; empty if the launcher started none."""
     return [address for address in os.environ.get(STAGES, "").split(",") if address]
 
 
@@ -74,7 +74,7 @@ def show_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_password(text: str) -> str:
-    """`text` without the user name and the password of each URL or address in it.
+    """Return `text` without the user name and the password of each URL or address in it.
 
     >>> without_password("https://me:my-key@host/data")
     'https://***@host/data'

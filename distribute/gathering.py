@@ -14,11 +14,11 @@ from .step_context import StepContext, current_step, note_collective, this_step
 
 
 def gather(values: Any) -> Any:
-    """The samples of all replicas, for code that compares samples: contrastive losses, in-batch negatives, batch statistics.
+    """Gather the samples of all replicas, for code that compares them (contrastive losses, in-batch negatives).
 
     Code that uses only the result computes the single-device result on every replica. It may also compare the result with
-    the samples of this replica. The gradient of a sample is summed over all replicas that use it: one more collective in
-    the backward pass.
+    the samples of this replica. The gradient of a sample is summed over all replicas that use it, by one more collective
+    in the backward pass.
 
     - In `fit`, in a layer or a custom `train_step`: use the loss as it is. Replicas may hold different numbers of samples,
       or none.
@@ -32,7 +32,7 @@ def gather(values: Any) -> Any:
         The same nest, `(global batch, ...)` in the order of the replicas; `values` itself on one replica.
 
     Raises:
-        RuntimeError: called outside of `strategy.run`.
+        RuntimeError: called outside `strategy.run`.
         TypeError: a ragged or sparse tensor of floating point numbers.
         ValueError: called in a part of a step that XLA compiles.
 
@@ -49,7 +49,7 @@ def gather(values: Any) -> Any:
     if (context := tf.distribute.get_replica_context()) is None:
         if in_symbolic_scope():  # a model under construction has no samples
             return values
-        raise RuntimeError("`gather` was called outside of `strategy.run`: call it inside.")
+        raise RuntimeError("`gather` was called outside `strategy.run`: call it inside.")
     if num_replicas() == 1:
         return values
     first = next((leaf for leaf in keras.tree.flatten(values) if leaf is not None and leaf.shape.rank), None)
@@ -119,7 +119,7 @@ def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
 
 
 def gather_outputs(outputs: Any, step: StepContext) -> Any:
-    """The samples of all replicas, in order, on every replica: of a nest of dense, ragged or sparse tensors of any dtype.
+    """Gather a nest of dense, ragged or sparse tensors of any dtype: the samples of all replicas, in order, on each.
 
     Context: replica, with several workers.
     """
@@ -142,7 +142,7 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
-    """`value` of all replicas, concatenated along the first axis."""
+    """Return `value` of all replicas, concatenated along the first axis."""
     if value.dtype == tf.string:
         return _gather_strings(value)
     if value.dtype.is_complex:
@@ -161,7 +161,7 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:
-    """Return strings are sent as their lengths and their bytes."""
+    """Gather strings, which are sent as their lengths and their bytes."""
     lengths = _all_gather(tf.strings.length(value))
     raw = tf.io.decode_raw(tf.strings.reduce_join(tf.reshape(value, [-1])), tf.uint8)
     alphabet = tf.constant([bytes([code]) for code in range(256)])

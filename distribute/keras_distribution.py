@@ -1,4 +1,4 @@
-"""The strategies of `keras.distribution`, which Keras itself carries out on JAX alone."""
+"""The strategies of `keras.distribution`, which Keras itself supports only on JAX."""
 
 import dataclasses
 import weakref
@@ -38,7 +38,7 @@ class WorkerMeshStrategy(OnMesh, tf.distribute.MultiWorkerMirroredStrategy):
 
 
 def strategy_of(distribution: Any) -> tf.distribute.Strategy:
-    """Return the strategy that carries out a distribution of Keras, which Keras itself carries out on JAX alone.
+    """Return the strategy for a distribution of Keras, which Keras itself supports only on JAX.
 
     Args:
         distribution: `keras.distribution.DataParallel` or `keras.distribution.ModelParallel`, over CPUs or GPUs of this
@@ -51,7 +51,7 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
     Raises:
         TypeError: `distribution` is not one of these distributions.
         ValueError: a device does not exist, or is in the mesh twice.
-        ClusterError: the mesh has other devices than the cluster, or there are parameter servers.
+        ClusterError: the devices of the mesh are not those of the cluster, or there are parameter servers.
 
     Examples:
         >>> distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
@@ -117,16 +117,16 @@ def _make_strategy_of_workers(
     """Return a strategy of all devices of a cluster, which Keras numbers over all workers."""
     if cluster.has_parameter_servers:
         raise ClusterError(
-            f"A {kind} is carried out by workers that train together, but TF_CONFIG names parameter servers: start workers "
-            "alone, or use `unisono.distribute.ParameterServerStrategy` without keras.distribution."
+            f"A {kind} needs workers that train synchronously, but TF_CONFIG names parameter servers: start only "
+            "workers, or use `unisono.distribute.ParameterServerStrategy` without keras.distribution."
         )
     check_trains(cluster)
     known = [*map(str.upper, cluster_devices(cluster.num_workers))]
     if sorted(devices) != sorted(known):
         raise ClusterError(
-            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({show(devices)}), but the cluster "
-            f"has {len(known)}, {len(known) // cluster.num_workers} on each of {cluster.num_workers} workers: call "
-            "keras.distribution.initialize() first, then make a DeviceMesh of all of them."
+            f"`device_mesh` of shape {mesh.shape} has {len(devices)} devices ({show(devices)}), but the cluster has "
+            f"{len(known)}, {len(known) // cluster.num_workers} on each of {cluster.num_workers} workers: call "
+            "keras.distribution.initialize() first, then create a DeviceMesh from all of them."
         )
     numbers = tuple(map(known.index, devices))
     along_batch = numbers[:: len(numbers) // mesh.shape[0]]

@@ -18,7 +18,7 @@ def initialize(
 ) -> None:
     """Join the cluster of the arguments, of a launcher's variables or of TF_CONFIG: `keras.distribution.initialize`.
 
-    Keras has read its own variables. `job_addresses` are those of all processes, or of process 0 alone. From then on
+    Keras has read its own variables. `job_addresses` are those of all processes, or only of process 0. From then on
     `keras.distribution.list_devices` names the devices of all workers. Context: host, before devices are used.
     """
     given = (job_addresses, num_processes, process_id)

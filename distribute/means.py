@@ -15,11 +15,11 @@ Reduction = Literal["sum_over_batch_size", "mean_with_sample_weight"]
 
 
 def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None = None) -> int:
-    """`per_replica * num_replicas`: the samples of one step.
+    """Return `per_replica * num_replicas`, the samples of one step.
 
     Args:
         per_replica: int >= 1; samples of one replica.
-        strategy: whose replicas to count. None: the current strategy's (1 where there is none).
+        strategy: the strategy whose replicas count. None: the current one (1 replica without any).
 
     Raises:
         ValueError: `per_replica` is not a positive whole number.
@@ -36,7 +36,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
 def global_mean(
     values: Any, sample_weight: Any = None, reduction: Reduction = "sum_over_batch_size"
 ) -> tf.Tensor:
-    """This replica's part of the mean over the global batch: the sum over replicas is the exact mean.
+    """Return this replica's part of the mean over the global batch; the parts of all replicas add up to it exactly.
 
         part_r = sum_i w_i v_i / sum over replicas of n_r
 
@@ -65,7 +65,7 @@ def global_mean(
     one_of("reduction", reduction, get_args(Reduction))
     replica = tf.distribute.get_replica_context() is not None
     if not (replica or in_symbolic_scope()):
-        raise RuntimeError("`global_mean` was called outside of `strategy.run`: call it inside.")
+        raise RuntimeError("`global_mean` was called outside `strategy.run`: call it inside.")
     values = numeric_tensor("values", values)
     if sample_weight is not None:
         sample_weight = numeric_tensor("sample_weight", sample_weight)
@@ -83,7 +83,7 @@ def global_mean(
 
 
 def numeric_tensor(name: str, value: Any) -> tf.Tensor:
-    """`value` as a tensor of numbers; else a ValueError."""
+    """Return `value` as a tensor of numbers; raise a ValueError otherwise."""
     with contextlib.suppress(TypeError, ValueError):
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
@@ -92,7 +92,7 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
-    """The weights with the rank of `values`: (samples,) becomes (samples, 1, ...), (samples, 1) becomes (samples,)."""
+    """Return the weights with the rank of `values`: (samples,) becomes (samples, 1, ...), (samples, 1) (samples,)."""
     weights = tf.cast(tf.convert_to_tensor(sample_weight), values.dtype)
     rank, weight_rank = values.shape.rank, weights.shape.rank
     if rank is None or weight_rank is None:
@@ -108,6 +108,6 @@ def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
     if not fits:
         raise ValueError(
             f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` "
-            f"of shape {values.shape}: give one weight for each sample, or one for each value."
+            f"of shape {values.shape}: pass one weight for each sample, or one for each value."
         )
     return weights

@@ -149,15 +149,15 @@ class Layout:
 
     @property
     def along_model(self) -> "Layout":
-        """The layout without what the batch divides."""
+        """Return the layout without what the batch divides."""
         return Layout(self.mesh, (None, *self.axes[1:]))
 
     def cut_along_batch(self, value: Any) -> Any:
-        """This replica's part of a value that is divided along the model already. Context: replica."""
+        """Return this replica's part of a value that is already divided along the model. Context: replica."""
         return Layout(self.mesh, (self.axes[0], *[None] * (len(self.axes) - 1))).own_part(value)
 
     def own_part(self, value: Any) -> Any:
-        """This replica's part of a whole tensor. Context: replica."""
+        """Return this replica's part of a whole tensor. Context: replica."""
         return self.part(value, this_replica())
 
 
@@ -173,7 +173,7 @@ class OnMesh:
     Attributes:
         mesh: the arrangement, without axes of one replica but that of the batch.
         layouts: None, or the `keras.distribution.LayoutMap` of the weights.
-        unmatched: patterns of it of which a warning has said that no variable matches them.
+        unmatched: its patterns that match no variable, after a warning about them.
     """
 
     mesh: Mesh
@@ -200,8 +200,8 @@ class OnMesh:
         named = [name for name in layout.axes if name is not None]
         if wrong := [name for name in named if name not in self._names or named.count(name) > 1]:
             raise ValueError(
-                f"The layout {layout.axes} of {path!r}, a weight of shape {tuple(shape)}, names {wrong[0]!r}, which must be "
-                f"an axis of the mesh, and be named once: choose from {[*self._names]}, or None."
+                f"The layout {layout.axes} of {path!r}, a weight of shape {tuple(shape)}, names {wrong[0]!r} twice, or "
+                f"the mesh has no such axis: choose from {[*self._names]}, or None."
             )
         found: list[int | None] = [None] * len(self.mesh.names)
         for axis, name in enumerate(layout.axes):
@@ -226,7 +226,7 @@ def mesh_of(strategy: Any = None) -> Mesh:
 
 
 def this_replica() -> int:
-    """This replica's number over all workers, known while tracing. Context: replica."""
+    """Return this replica's number over all workers, known while tracing. Context: replica."""
     return first_local_replica(tf.distribute.get_strategy()) + local_replica_index()
 
 

@@ -54,9 +54,9 @@ def prepare_variables() -> None:
     """Let replicas that share variables, and asynchronous workers, add to variables that are declared to be sums.
 
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
-    several times, and a worker would overwrite another one's addition. In a step of ours writes are collected before this.
+    several times, and a worker would overwrite the addition of another. In a step of ours writes are collected before this.
 
-    Under any strategy, a Keras optimizer from outside of the scope can be built in it. A model or an optimizer of ours calls
+    Under any strategy, a Keras optimizer from outside the scope can be built in it. A model or an optimizer of ours calls
     this when it is created. It changes nothing without a strategy.
     """
     if tf.distribute.has_strategy():

@@ -1,6 +1,6 @@
 """Files and objects alike: a path is a local file, or an object in a store such as a bucket (a `upath.UPath`).
 
-A store renames and truncates nothing: an object is written whole, and shown to every reader at once.
+A store renames and truncates nothing: an object is written whole, and visible to every reader at once.
 """
 
 import errno
@@ -25,7 +25,7 @@ _BUFFER_BYTES = 1 << 20
 
 
 class StoreError(OSError):
-    """A store did not answer, or answered with an error other than missing rights, names or buckets."""
+    """A store did not answer, or answered with an error other than missing permissions, names or buckets."""
 
 
 def is_remote(path: Any) -> bool:
@@ -34,7 +34,7 @@ def is_remote(path: Any) -> bool:
 
 
 def open_plain(path: Any) -> io.BufferedReader:
-    """Open a plain file or an object for reading; an OSError for FIFOs, devices and folders, without waiting for them."""
+    """Open a plain file or an object for reading; reject FIFOs, devices and folders, without waiting, by an OSError."""
     if is_remote(path):
         return io.BufferedReader(_Object(path), _BUFFER_BYTES)
     _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
@@ -76,7 +76,7 @@ def names_below(path: Any, suffix: str) -> list[str]:
 
 
 def size_of(path: Any) -> int:
-    """Return the bytes of a file or an object; a FileNotFoundError without one."""
+    """Return the bytes of a file or an object; raise a FileNotFoundError without one."""
     if not is_remote(path):
         return path.lstat().st_size
     path.fs.invalidate_cache()
@@ -84,7 +84,7 @@ def size_of(path: Any) -> int:
 
 
 def remove_file(path: Any) -> None:
-    """Remove a file or an object; a FileNotFoundError without one."""
+    """Remove a file or an object; raise a FileNotFoundError without one."""
     if is_remote(path):
         ask_store(path, lambda: path.fs.rm_file(path.path))
     else:
@@ -92,7 +92,7 @@ def remove_file(path: Any) -> None:
 
 
 def upload(source: Path, path: Any, new: bool = False) -> None:
-    """Write a local file as an object, whole. If it must be `new`, a FileExistsError where another object has its name.
+    """Write a local file as an object, whole. If it must be `new`, raise a FileExistsError if the name is taken.
 
     An attempt whose answer was lost may have written it: an object with the same bytes is this one.
     """
@@ -116,7 +116,7 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
                     raise
         if size_of(path) != source.stat().st_size:
             exclusive[0] = False  # it is ours, and not whole
-            raise OSError(errno.EIO, "the store has kept a part of it alone")
+            raise OSError(errno.EIO, "the store kept only a part of it")
 
     ask_store(path, write)
 
@@ -132,7 +132,7 @@ def download(path: Any, folder: Any) -> Path:
 def ask_store(path: Any, call: Callable[[], Any]) -> Any:
     """Call `call` until it succeeds, at most five times, with pauses that vary; return what it returns.
 
-    A missing or existing object and missing rights are not tried again.
+    Missing or existing objects and missing permissions are not retried.
 
     Raises FileNotFoundError, FileExistsError, PermissionError or a StoreError with the cause, without credentials.
     """
@@ -142,7 +142,7 @@ def ask_store(path: Any, call: Callable[[], Any]) -> Any:
             return call()
         except (FileNotFoundError, FileExistsError):
             raise
-        except Exception as error:  # each store has errors of its own
+        except Exception as error:  # each store has its own errors
             pause = next(pauses, None)
             if pause is None or isinstance(error, PermissionError):
                 kind = PermissionError if isinstance(error, PermissionError) else StoreError
@@ -152,7 +152,7 @@ def ask_store(path: Any, call: Callable[[], Any]) -> Any:
 
 
 def without_secrets(text: str, path: Any) -> str:
-    """Return an error of a store in one line, without what its options and the environment hold of credentials."""
+    """Return an error of a store in one line, without credentials from its options and the environment."""
     given = [
         path.storage_options,
         *(v for v in path.storage_options.values() if isinstance(v, dict)),

@@ -30,7 +30,7 @@ class _Call:
     of_model: bool
 
     def is_around(self, other: _Call) -> bool:
-        """Return whether `other` was made inside of it."""
+        """Return whether `other` was made inside it."""
         return other is not self and self.first <= other.first and other.last <= self.last
 
     def operations(self) -> set[str]:
@@ -46,7 +46,7 @@ class _Call:
 
 
 def _remat(original: Callable[..., Any], f: Callable[..., Any]) -> Callable[..., Any]:
-    """`remat` of Keras' TensorFlow backend: TensorFlow's own outside of our steps, where it works."""
+    """Replace `remat` of Keras' TensorFlow backend; use TensorFlow's own outside our steps, where it works."""
     of_tensorflow = original(f)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -32,7 +32,7 @@ _THREADED = (
 
 
 def num_replicas() -> int:
-    """Replicas in sync of the current strategy; 1 where there is none."""
+    """Return the replicas in sync of the current strategy; 1 without one."""
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
@@ -47,7 +47,7 @@ def in_replica_context() -> bool:
 
 
 def replica_id() -> Any:
-    """This replica's number over all workers: 0 to `num_replicas() - 1`; int or int32 scalar tensor. Context: replica."""
+    """Return this replica's number over all workers, from 0: an int or int32 scalar tensor. Context: replica."""
     return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
@@ -102,7 +102,7 @@ def _packs(tensors: Sequence[Any]) -> Any:
 
 
 def bytes_of_packs(strategy: Any = None) -> int:
-    """The maximum bytes of a collective of many tensors, by the user or by us, for a strategy (None: the current one)."""
+    """Return the maximum bytes of a collective of many tensors, set by the user or by us (None: the current strategy)."""
     strategy = strategy or tf.distribute.get_strategy()
     return bytes_per_pack(strategy) or (_BYTES_PER_PACK_OF_GPUS if _on_gpus(strategy) else _BYTES_PER_PACK)
 
@@ -120,7 +120,7 @@ def _by_dtype(tensors: Sequence[Any]) -> list[list[int]]:
 
 
 def _on_this_device(tensor: Any) -> Any:
-    """`tensor` as the result of an operation of this replica: an argument of a function has no device to reduce on."""
+    """Return `tensor` as made by an operation of this replica, as a function's argument has no device to reduce on."""
     if isinstance(tensor, tf.IndexedSlices):
         return tf.IndexedSlices(tf.identity(tensor.values), tf.identity(tensor.indices), tensor.dense_shape)
     return tf.identity(tensor)
@@ -159,7 +159,7 @@ def _has_fewer(tensor: Any, elements: int) -> bool:
 
 
 def local_copy(variable: Any) -> tf.Variable:
-    """The copy of a Keras, TensorFlow or distributed variable that this replica reads and may write: a plain `tf.Variable`.
+    """Return this replica's copy of a Keras, TensorFlow or distributed variable, to read and write: a `tf.Variable`.
 
     Writes to it do not affect other replicas, except where all share one copy (`CentralStorageStrategy`). Context: replica.
     """
@@ -180,7 +180,7 @@ def copies_of(variable: Any) -> tuple[Any, ...]:
 
 
 def local_replica_index() -> int:
-    """This replica's number within its worker, known while tracing. Context: replica."""
+    """Return this replica's number within its worker, known while tracing. Context: replica."""
     if (known := find_traced_replica()) is not None:
         return known
     index = tf.get_static_value(replica_id())
@@ -188,7 +188,7 @@ def local_replica_index() -> int:
 
 
 def shares_variables(strategy: Any = None) -> bool:
-    """Whether the replicas of a strategy, by default the current one, read and write one common copy of every variable."""
+    """Return whether the replicas of a strategy (None: the current one) share one copy of every variable."""
     return isinstance(
         strategy or tf.distribute.get_strategy(),
         tf.distribute.experimental.CentralStorageStrategy
@@ -197,7 +197,7 @@ def shares_variables(strategy: Any = None) -> bool:
 
 
 def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` for a call on every replica, so that each copy of each variable is written exactly once.
+    """Return `fn` for a call on every replica, so that each copy of each variable is written exactly once.
 
     Where every replica has its own copies, this is `fn` itself: each replica writes its own, and the arguments must be equal
     on all replicas for the copies to stay equal. Where all share one copy, it runs once, with the first replica's arguments;
@@ -218,7 +218,7 @@ def once_per_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def function_of_its_own(fn: Callable[..., None]) -> Callable[..., None]:
-    """`fn` such that replicas with equal arguments compute bitwise identical results, even with sums of many terms.
+    """Return `fn`, but with bitwise identical results on replicas with equal arguments, even for sums of many terms.
 
     The replicas of a worker share one graph, and Grappler sorts the terms of a sum of three or more by the names of their
     operations (`a + b + c` and `tf.add_n` alike). The names differ between replicas, and with them the order of the sum. As

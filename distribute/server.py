@@ -30,8 +30,8 @@ def main() -> int:
         )
     except tf.errors.UnknownError as error:
         print(
-            f"unisono.distribute.server: {error.message}: {cluster.address} is in use by another process, such as this "
-            "task's last one that has not ended yet, or not allowed to this user: free it and start this one again.",
+            f"unisono.distribute.server: {error.message}: {cluster.address} is in use by another process (this task's "
+            "previous server may still be running), or this user may not open it: free it and restart this server.",
             file=sys.stderr,
         )
         return 2

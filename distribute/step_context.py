@@ -83,7 +83,7 @@ class WeightTotals:
 
 @dataclasses.dataclass
 class StepContext(ReplicaSamples):
-    """A replica's samples, and the state that code inside of Keras leaves for the surrounding step."""
+    """A replica's samples, and the state that code inside Keras leaves for the surrounding step."""
 
     # Computes loss, gradients and outputs in `Model.train_step`; None: Keras' own function.
     compute: Any = None
@@ -134,7 +134,7 @@ here = _Here()
 
 
 def current_step() -> StepContext | None:
-    """Return the step that this thread computes, or None outside of the trainer's steps (such as in a custom loop)."""
+    """Return the step that this thread computes, or None outside the trainer's steps (such as in a custom loop)."""
     return here.step
 
 
@@ -146,7 +146,7 @@ def note_collective(tensors: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def draws_of(replica: StepContext) -> Iterator[None]:
-    """Inside, layers draw the random numbers of this replica; `current_step` is not set."""
+    """Let layers draw the random numbers of this replica inside; `current_step` is not set."""
     with here.set_to(draws_of=replica), replace_functions():
         yield
 

@@ -18,7 +18,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(/?)")
 
 
 def local_path(name: str, value: Any, optional: bool = False) -> Any:
-    """`value` as a `pathlib.Path`, if it is a str or a path object, not empty, of a local or mounted file system.
+    """Return `value` as a `pathlib.Path`, if it is a non-empty str or path object of a local or mounted file system.
 
     `file:///folder/file` is the local path `/folder/file`. None is returned if `optional`.
     Raise a ValueError for anything else.
@@ -31,13 +31,13 @@ def local_path(name: str, value: Any, optional: bool = False) -> Any:
     if re.match(r"file:(//)?/[^/]", text, re.IGNORECASE):
         return Path("/" + text[len("file:") :].lstrip("/"))
     raise ValueError(
-        f"`{name}` must be in a local or mounted file system, and this is a URL: mount it, or write to a local folder and "
+        f"`{name}` must be in a local or mounted file system, but this is a URL: mount it, or write to a local folder and "
         f"copy the files. Received: {show(text)}"
     )
 
 
 def storage_path(name: str, value: Any, optional: bool = False) -> Any:
-    """As `local_path`, but a URL of another scheme becomes a `upath.UPath`. Nothing is asked of the store."""
+    """Do as `local_path`, but return a `upath.UPath` for a URL of another scheme. Do not access the store."""
     path: Any = value
     if not is_remote(path):
         found = None if value is None and optional else _URL.match(path_text(name, value))
@@ -74,7 +74,7 @@ def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
         ) from None
     except ValueError:
         raise ValueError(
-            f"`{name}` has the scheme {scheme}://, which fsspec does not know: give that of a store, such as s3://, or a "
+            f"`{name}` has the scheme {scheme}://, which fsspec does not know: use that of a store, such as s3://, or a "
             f"local path. Received: {show(text)}"
         ) from None
 
@@ -90,7 +90,7 @@ def is_store_url(value: Any) -> bool:
 
 
 def tensorflow_path(name: str, value: Any) -> str:
-    """`value` as text, if TensorFlow can write there: a local path, or a URL whose scheme has a TensorFlow file system.
+    """Return `value` as text if TensorFlow can write there: a local path, or a URL with a TensorFlow file system.
 
     Raise a ValueError for anything else.
     """
@@ -126,10 +126,10 @@ def is_url(value: Any) -> bool:
 
 
 def path_text(name: str, value: Any) -> str:
-    """`value` as text, if it is a path: a str or a path object, not empty. Raise as `local_path`."""
+    """Return `value` as text if it is a path, a non-empty str or path object. Raise as `local_path`."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not text or not isinstance(text, str) or "\0" in text:
         raise ValueError(f"`{name}` must be a path, as a str or a pathlib.Path. Received: {show(value)}")
     if any(len(os.fsencode(part)) > _LONGEST for part in text.split("/")):
-        raise ValueError(f"`{name}` has a name of more than {_LONGEST} bytes. Received: {show(text)}")
+        raise ValueError(f"`{name}` contains a name of more than {_LONGEST} bytes. Received: {show(text)}")
     return text

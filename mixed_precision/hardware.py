@@ -30,7 +30,7 @@ class SlowPrecisionWarning(UserWarning):
 
 
 def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
-    """Warns, once per process, if the visible devices do not compute faster in float16 or bfloat16; starts no device."""
+    """Warn, once per process, if the visible devices do not compute faster in float16 or bfloat16; starts no device."""
     if dtype not in CPU_INSTRUCTIONS or dtype in _warned:
         return
     if (sentence := why_slow(dtype, gpu_capabilities(), cpu_flags())) is not None:
@@ -39,7 +39,7 @@ def warn_if_slow(dtype: str, stacklevel: int = 2) -> None:
 
 
 def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: frozenset[str]) -> str | None:
-    """Why `dtype` is not faster, or None; of GPUs the compute capabilities decide (None: unknown), else the CPU's flags."""
+    """Return why `dtype` is not faster, or None: by the GPUs' compute capabilities (None: unknown), or the CPU's flags."""
     other = "bfloat16" if dtype == "float16" else "float16"
     known = [c for c in capabilities if c is not None]
     if capabilities:
@@ -63,7 +63,7 @@ def why_slow(dtype: str, capabilities: Sequence[tuple[int, int] | None], flags: 
 
 
 def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
-    """Instruction sets of the first processor listed in `path`; empty where there is no such file."""
+    """Return the instruction sets of the first processor listed in `path`; empty without such a file."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -74,16 +74,16 @@ def cpu_flags(path: str = "/proc/cpuinfo") -> frozenset[str]:
 
 
 def gpu_capabilities() -> list[tuple[int, int] | None]:
-    """Compute capability of every visible GPU, None where it is unknown."""
+    """Return the compute capability of every visible GPU, None where it is unknown."""
     return [each.get("compute_capability") for each in gpu_details()]
 
 
 def enable_tensor_float_32(enabled: bool) -> None:
-    """Allow or forbids TensorFloat-32 inside float32 matrix products and convolutions.
+    """Allow or forbid TensorFloat-32 inside float32 matrix products and convolutions.
 
     On NVIDIA GPUs of compute capability 8.0 or more, TensorFlow allows it by default: inputs of such products are rounded
     to 10 bits of mantissa (about three digits), sums are in float32, and the product is several times faster. Forbid it
-    where you need full float32: to compare with a CPU or another number of replicas, or for gradients that are small
+    where you need full float32: to compare with a CPU or a different number of replicas, or for gradients that are small
     differences of large numbers. It changes nothing on a CPU. Call it before the first step is compiled.
 
     Examples:

@@ -76,7 +76,7 @@ class Diagnosis:
             return "On this batch every output, the loss and every gradient is finite"
         parts = []
         if self.first is not None:
-            parts.append(f"The first that is not finite is {self.first}")
+            parts.append(f"The first value that is not finite is in {self.first}")
         if self.inputs:
             parts.append("The data are not finite: " + ", ".join(map(str, self.inputs)))
         if self.weights:
@@ -112,7 +112,7 @@ def diagnose(
     if batch is None or isinstance(batch, str | tf.data.Dataset):
         raise ValueError(_NO_BATCH.format(show(batch)))
     if loss is None and not model.compiled:
-        raise ValueError("`loss` must be given for a model that is not compiled. Received: None")
+        raise ValueError("`loss` must be passed for a model that is not compiled. Received: None")
     function("loss", loss, optional=True)
     loss_scale = positive_scale("loss_scale", loss_scale)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(_tensors(batch))
@@ -168,7 +168,7 @@ def _statistics(tensor: Any) -> dict[str, Any]:
 
 
 def _first_gradient(tape: tf.GradientTape, scaled: tf.Tensor, events: list[Event]) -> NonFinite | None:
-    """Return the first in backward order: of a layer first its outputs, then its weights, then its inputs."""
+    """Return the first in backward order: for a layer first its outputs, then its weights, then its inputs."""
     for event, layer, tensors in reversed(events):
         kinds: dict[str, list[Any]] = {"input gradient": _floats(tensors)}
         if event == "end":
@@ -197,7 +197,7 @@ def _floats(tensors: Any) -> list[Any]:
 
 
 def _tensors(batch: Any) -> Any:
-    """Return the batch in tensors, of which one has an axis for samples at least."""
+    """Return the batch as tensors, at least one of which has an axis for samples."""
     try:
         tensors = tf.nest.map_structure(
             lambda value: value if value is None or tf.is_tensor(value) else tf.convert_to_tensor(value),

@@ -111,7 +111,7 @@ def loss_scale_of(policy: Policy) -> LossScale:
 
 
 def check_policy_order(model: keras.Model, unless_trained: bool = False) -> None:
-    """Raise `ValueError` if the model was built before its mixed policy was set; `unless_trained`, not if it was trained."""
+    """Raise a `ValueError` if the model was built before its mixed policy was set; `unless_trained`: only if untrained."""
     current, own = keras.config.dtype_policy(), model.dtype_policy
     if current.compute_dtype == current.variable_dtype or not any(ref() is own for ref in _replaced):
         return

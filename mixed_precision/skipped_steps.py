@@ -1,4 +1,4 @@
-"""Steps that a loss scale skips: their number for the logs, and the error when nothing else happens."""
+"""Steps that a loss scale skips: their number for the logs, and the error if all steps are skipped."""
 
 from collections.abc import Callable
 from typing import Any

@@ -72,7 +72,7 @@ def __dir__() -> list[str]:
 
 
 def get(identifier: _Any) -> Optimizer:
-    """`keras.optimizers.get`; the result is a `unisono.optimizers.Optimizer`.
+    """Get an optimizer as `keras.optimizers.get` does; the result is a `unisono.optimizers.Optimizer`.
 
     Examples:
         >>> isinstance(unisono.optimizers.get("adam"), unisono.optimizers.Adam)
@@ -83,7 +83,7 @@ def get(identifier: _Any) -> Optimizer:
 
 
 def serialize(optimizer: _Any) -> _Any:
-    """`keras.optimizers.serialize`; `deserialize` reverses it.
+    """Serialize as `keras.optimizers.serialize` does; `deserialize` reverses it.
 
     Examples:
         >>> config = unisono.optimizers.serialize(unisono.optimizers.SGD(momentum=0.9))
@@ -94,6 +94,6 @@ def serialize(optimizer: _Any) -> _Any:
 
 
 def deserialize(config: dict[str, _Any], custom_objects: dict[str, _Any] | None = None) -> Optimizer:
-    """`keras.optimizers.deserialize`; the result is a `unisono.optimizers.Optimizer`."""
+    """Deserialize as `keras.optimizers.deserialize` does; the result is a `unisono.optimizers.Optimizer`."""
     with _our_classes():
         return adopt(_keras.optimizers.deserialize(config, custom_objects))

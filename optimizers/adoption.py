@@ -49,7 +49,7 @@ def class_for(cls: type) -> type:
 
 
 def register_class(cls: type, own: type) -> None:
-    """Make `own` the class that `class_for` and `adopt` give for `cls`; it is saved as `cls` is."""
+    """Make `own` the class that `class_for` and `adopt` use for `cls`; it is saved as `cls` is."""
     save_as(own, cls)
     _classes[cls] = own
 

@@ -21,7 +21,7 @@ _lock = threading.RLock()
 
 
 def ensure_built(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build `optimizer`, unless it is, in a thread of its own: in traces and scopes variables cannot be created."""
+    """Build `optimizer`, unless it is built, in a separate thread: in traces and scopes variables cannot be created."""
     if optimizer.built:
         return
     strategy = getattr(current_step(), "builds_under", None) or tf.distribute.get_strategy()
@@ -96,6 +96,6 @@ def optimizers_of(model: Any, of_layers: bool = False) -> list[Any]:
 
 @leave_as_written
 def run_in_thread(fn: Callable[[], Any]) -> Any:
-    """`fn()` in a separate thread, waited for; what it raises is raised here."""
+    """Run `fn()` in a separate thread and wait for it; return its result, or raise its error."""
     with concurrent.futures.ThreadPoolExecutor(1, "unisono-optimizer-build") as executor:
         return executor.submit(fn).result()

@@ -1,4 +1,4 @@
-"""The settings of optimizers: each in its range, before an optimizer makes a step with it."""
+"""Checks of the settings of optimizers, each before an optimizer makes a step with it."""
 
 import difflib
 import functools
@@ -56,7 +56,7 @@ def check_optimizer(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def with_checked_arguments(cls: type) -> Callable[..., None]:
-    """`cls.__init__` of one of Keras' classes, which checks arguments before Keras uses them."""
+    """Return the `__init__` of one of Keras' classes, but with arguments checked before Keras uses them."""
     init = cls.__init__
     signature = inspect.signature(init)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
@@ -70,7 +70,7 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
             close = [_OTHER_NAMES.get(name, ""), *difflib.get_close_matches(name, known, 1, 0.6)]
             meant = next((each for each in close if each in known), None)
             fix = f"did you mean `{meant}`?" if meant else f"it takes {', '.join(known[1:])}."
-            raise ValueError(f"`{name}` ({show(kwargs[name])}) is no argument of {cls.__name__}: {fix}")
+            raise ValueError(f"`{name}` ({show(kwargs[name])}) is not an argument of {cls.__name__}: {fix}")
         try:
             arguments = signature.bind_partial(self, *args, **kwargs).arguments
         except TypeError:  # Python's own message says what is missing or too much
@@ -109,7 +109,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 
 
 def check_learning_rate(rate: Any) -> None:
-    """Raise a ValueError for a rate that is negative, not finite or no rate; for a schedule, the first rate."""
+    """Raise a ValueError for a rate that is negative, not finite or not a rate; check the first rate of a schedule."""
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         if type(rate).__module__.startswith(("keras.", "unisono.")) and tf.executing_eagerly():
             _check_schedule(rate)
@@ -117,12 +117,12 @@ def check_learning_rate(rate: Any) -> None:
     rate = rate[()] if isinstance(rate, np.ndarray) else rate
     if isinstance(rate, type):
         raise ValueError(
-            f"`learning_rate` must be an instance: give {rate.__name__}(...). Received: {show(rate)}"
+            f"`learning_rate` must be an instance: pass {rate.__name__}(...). Received: {show(rate)}"
         )
     if callable(rate) and not _is_tensor(rate):
         if not takes_arguments(rate, 0):
             raise ValueError(
-                "`learning_rate` must be a function without arguments; for a rate that depends on the step, give a "
+                "`learning_rate` must be a function without arguments; for a rate that depends on the step, pass a "
                 f"keras.optimizers.schedules.LearningRateSchedule. Received: {show(rate)}"
             )
         return
@@ -140,8 +140,8 @@ def _check_schedule(schedule: Any) -> None:
         ) from error
     if not 0 <= first < float("inf"):
         raise ValueError(
-            f"`learning_rate` must be a finite number of at least 0, but {type(schedule).__name__} gives {first} at the "
-            f"first step. Received: {show(schedule.get_config())}"
+            f"`learning_rate` must be a finite number of at least 0, but {type(schedule).__name__} returns {first} at "
+            f"the first step. Received: {show(schedule.get_config())}"
         )
 
 

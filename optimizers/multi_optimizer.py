@@ -41,7 +41,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
         adopt(self)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Build each optimizer for its variables; a ValueError if one of them has an aggregator of its own."""
+        """Build each optimizer for its variables; raise a ValueError if one of them has its own aggregator."""
         with change_chosen_optimizer(self, adopt):
             super().build(variables)
         for inner in find_wrapped_optimizers(self):
@@ -80,7 +80,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Return the reverse of `get_config`."""
+        """Reverse `get_config`."""
         return super().from_config(with_stages(config, custom_objects), custom_objects)
 
 

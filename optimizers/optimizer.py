@@ -81,7 +81,7 @@ class Optimizer(SavedState, ReplicaRule):
         self._mark_if_extended()
 
     def _mark_if_extended(self) -> None:
-        """An optimizer with custom stages cannot be opened by plain Keras and does not pretend to be Keras'."""
+        """Save an optimizer with custom stages as ours, because plain Keras cannot open it."""
         extended = getattr(type(self), "_unisono_extended_class", None)
         if extended is not None and (self.gradient_transformers or self.gradient_aggregator is not None):
             object.__setattr__(self, "__class__", extended())
@@ -98,14 +98,14 @@ class Optimizer(SavedState, ReplicaRule):
         experimental_aggregate_gradients: bool | None = None,
         weight_total: Any = None,
     ) -> Any:
-        """Aggregates, unscales, transforms and applies gradients.
+        """Aggregate, unscale, transform and apply gradients.
 
         Args:
             grads_and_vars: (gradient, variable) pairs of this replica; a gradient may be `tf.IndexedSlices`. Variables
                 without gradient (None) are listed in one warning and not changed.
             name: accepted for compatibility; unused.
             skip_gradients_aggregation: True if the gradients are the same on every replica, as from `aggregate_gradients`.
-            experimental_aggregate_gradients: the old name of its opposite.
+            experimental_aggregate_gradients: the old argument with the opposite meaning.
             weight_total: scalar, only with `gradient_accumulation_steps`: what this micro-batch's loss was divided by over
                 all replicas, where micro-batches are unequal. None: the samples of the step in `fit`, else 1 for each.
 
@@ -134,7 +134,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """`apply_gradients` with two lists, as in Keras.
+        """Call `apply_gradients` with two lists, as in Keras.
 
         Args:
             grads: gradients, one for each variable.
@@ -189,7 +189,7 @@ class Optimizer(SavedState, ReplicaRule):
 
         Args:
             loss: tensor that was computed inside `tape`, or a callable without arguments that returns one. It is scaled
-                here if the optimizer scales losses: give the loss itself.
+                here if the optimizer scales losses: pass the unscaled loss.
             var_list: variables, or a callable that returns them (called after the loss).
             grad_loss: the gradient of the loss; None: ones.
             name: accepted for compatibility; unused.
@@ -234,7 +234,7 @@ class Optimizer(SavedState, ReplicaRule):
         return list(zip(gradients, variables))
 
     def on_adopted(self) -> None:
-        """Called once on an instance that `adopt` has given this class."""
+        """Complete an instance to which `adopt` has assigned this class; called once."""
         if self.built and self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 
@@ -258,7 +258,7 @@ class Optimizer(SavedState, ReplicaRule):
     def add_variable_from_reference(
         self, reference_variable: Any, name: str | None = None, initializer: Any = "zeros"
     ) -> Any:
-        """A state variable, as in Keras; on parameter servers it is placed next to its variable, and it may be sharded."""
+        """Create a state variable, as in Keras; on parameter servers next to its variable. It may be sharded."""
         move_into_scope(self)
         shards, rows = create_as_shards(reference_variable, initializer), create_in_rows(reference_variable)
         with colocate_creation(reference_variable), shards, rows:

@@ -17,11 +17,11 @@ GradsAndVars = Iterable[tuple[Any, Any]]
 
 
 def require_built(optimizer: Any, count: int) -> list[Any]:
-    """Return the variables that an optimizer was built with; a ValueError if it is not built, or they are not `count`."""
+    """Return the variables that an optimizer was built with; raise a ValueError if it was not, or not with `count`."""
     if not optimizer.built:
         raise ValueError(
-            "`trainable_variables` is missing and the optimizer is not built: give the variables, "
-            "or call `optimizer.build(trainable_variables)` first."
+            "`trainable_variables` is missing and the optimizer is not built: pass the variables, or call "
+            "`optimizer.build(trainable_variables)` first."
         )
     variables = trained_variables(optimizer)
     if count != len(variables):
@@ -36,7 +36,7 @@ _RULE = "`grads_and_vars` must be (gradient, variable) pairs, as in `zip(gradien
 
 
 def as_pairs(grads_and_vars: Any) -> Pairs:
-    """Return the argument as a list of pairs; a ValueError if it is anything else."""
+    """Return the argument as a list of pairs; raise a ValueError for anything else."""
     try:
         pairs = list(grads_and_vars)
     except TypeError as error:
@@ -48,13 +48,13 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
 
 
 def _fits(variable: Any, shape: Any) -> bool:
-    """Whether a gradient of this shape can be that of a variable; a step that gives a replica its part knows its shape."""
+    """Return whether a gradient of this shape can be a variable's; a step that passes parts knows their shapes."""
     known = id(variable) in current_options().summed
     return known or tf.TensorShape(variable.shape).is_compatible_with(shape)
 
 
 def check_pairs(grads_and_vars: Any) -> Pairs:
-    """Return the argument as pairs; a ValueError for anything else, a variable twice, or a gradient of another shape."""
+    """Return the argument as pairs; reject anything else, a repeated variable, or a gradient of a wrong shape."""
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
@@ -63,7 +63,7 @@ def check_pairs(grads_and_vars: Any) -> Pairs:
         if shape is not None and not _fits(variable, shape):
             raise ValueError(
                 f"`grads_and_vars` has a gradient of shape {tuple(shape)} for {name_of(variable)} of shape "
-                f"{tuple(variable.shape)}: give each variable its own gradient."
+                f"{tuple(variable.shape)}: pair each variable with its own gradient."
             )
         if id(variable) in seen:
             raise ValueError(
@@ -76,13 +76,13 @@ def check_pairs(grads_and_vars: Any) -> Pairs:
 def skips_aggregation(
     skip_gradients_aggregation: bool, experimental_aggregate_gradients: bool | None
 ) -> bool:
-    """Return the meaning of the two arguments of `apply_gradients`; a ValueError if they contradict each other."""
+    """Return the meaning of the two arguments of `apply_gradients`; raise a ValueError if they contradict."""
     if experimental_aggregate_gradients is None:
         return bool(skip_gradients_aggregation)
     if skip_gradients_aggregation and experimental_aggregate_gradients:
         raise ValueError(
-            "`skip_gradients_aggregation=True` and `experimental_aggregate_gradients=True` exclude each other: "
-            "the second is the old name of the opposite. Give one of them."
+            "`skip_gradients_aggregation=True` contradicts `experimental_aggregate_gradients=True`, the old argument "
+            "with the opposite meaning: pass only one."
         )
     return not experimental_aggregate_gradients
 
@@ -91,7 +91,7 @@ def check_stage(stage: Any, argument: str) -> None:
     """Raise a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
         raise ValueError(
-            f"`{argument}` takes an instance: give {stage.__name__}(...). Received: {show(stage)}"
+            f"`{argument}` takes an instance: pass {stage.__name__}(...). Received: {show(stage)}"
         )
     if not callable(stage) or not takes_arguments(stage, 1):
         raise ValueError(
@@ -100,7 +100,7 @@ def check_stage(stage: Any, argument: str) -> None:
 
 
 def check_stages(stages: Any, argument: str) -> list[Any]:
-    """Return the stages as a list: of several, of one alone, or of None; a ValueError if one cannot be a stage."""
+    """Return several stages, one or None as a list; raise a ValueError if one cannot be a stage."""
     if stages is None:
         return []
     several = (
@@ -137,9 +137,9 @@ def as_gradient(gradient: Any) -> Any:
 
 
 def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pairs:
-    """What the user's `stage` returned, in the order of what it was given; a ValueError says what is wrong with it."""
+    """Return what the user's `stage` returned, in the order of its input; a ValueError says what is wrong with it."""
     name = getattr(stage, "__name__", None) or type(stage).__name__
-    rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair it is given"
+    rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair that it gets"
     if after is None:
         raise ValueError(f"{rule}. Received None: is a `return` missing?")
     try:
@@ -173,7 +173,7 @@ def name_of(variable: Any) -> str:
 
 @dataclasses.dataclass
 class OptimizerRecord:
-    """The memory of an optimizer's stages, of this process."""
+    """What the stages of an optimizer remember in this process."""
 
     # Variables that had a gradient, by key.
     accumulated: dict[Any, Any] = dataclasses.field(default_factory=dict)

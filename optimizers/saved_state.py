@@ -1,4 +1,4 @@
-"""What of an optimizer is saved, and how: in Keras' layout, so that plain Keras opens it."""
+"""Saving and loading of an optimizer, in Keras' layout, so that plain Keras opens it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _STAGES = ("gradient_transformers", "gradient_aggregator")
 
 
 def config_of_stages(optimizer: Any) -> dict[str, Any]:
-    """Return the configuration of the two arguments, if they are given."""
+    """Return the configuration of the two arguments, if they are set."""
     transformers, aggregator = optimizer.gradient_transformers or None, optimizer.gradient_aggregator
     given = zip(_STAGES, (transformers, aggregator))
     return {name: keras.saving.serialize_keras_object(stage) for name, stage in given if stage is not None}
@@ -37,7 +37,7 @@ class SavedState(keras.optimizers.Optimizer):
         return [variable.numpy() for variable in self.variables]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """The reverse of `get_weights`."""
+        """Reverse `get_weights`."""
         super().set_weights(list(weights)[: len(own_variables(self))])
         extra = self.__dict__.get("accumulated_weight")
         if extra is not None:
@@ -53,7 +53,7 @@ class SavedState(keras.optimizers.Optimizer):
                 store[str(index)] = value
 
     def load_own_variables(self, store: Any) -> None:
-        """Load what `save_own_variables` or plain Keras saved; of an optimizer behind a loss scale its part."""
+        """Load what `save_own_variables` or plain Keras saved; from behind a loss scale, this optimizer's part."""
         extra = self.__dict__.get("accumulated_weight")
         if self.is_inner and not set(store.keys()):
             return  # the file has one optimizer, and the one around this one has loaded it
@@ -63,16 +63,16 @@ class SavedState(keras.optimizers.Optimizer):
         super().load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
-        """Return Keras' configuration, and the two arguments if they are given."""
+        """Return Keras' configuration, with the two arguments if they are set."""
         return super().get_config() | config_of_stages(self)
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Return the reverse of `get_config`."""
+        """Reverse `get_config`."""
         return super().from_config(with_stages(config, custom_objects), custom_objects=custom_objects)
 
     def __reduce__(self) -> Any:
-        """Copy keep our stages: what is saved as a Keras optimizer is adopted again."""
+        """Keep our stages in copies, by adopting again what is saved as a Keras optimizer."""
         return rebuild, make_unpickle_arguments(super().__reduce__())
 
 

@@ -45,7 +45,7 @@ def scaled(
         warmup_steps: updates; 0: none.
 
     Returns:
-        A float if a float is given and nothing changes with time, else a schedule of updates.
+        A float if `learning_rate` is one and nothing changes with time, else a schedule of updates.
 
     Raises:
         ValueError: a size that is not a whole number of at least 1, an unknown rule or a negative warm-up.

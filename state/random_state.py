@@ -43,7 +43,7 @@ _DRAWING = {
 
 
 def capture(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of each generator that exists, and of the `find_generators` in `held`: a few kilobytes. Context: host."""
+    """Return the state of each generator that exists or that `find_generators` finds in `held`, a few kB. Context: host."""
     state: dict[str, Any] = {"python": _python_state(random.getstate()), "numpy": np.random.get_state()}
     seed = private.global_seed_generator_state()
     if seed is not None:
@@ -59,7 +59,7 @@ def capture(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_state_of_python(state: dict[str, Any]) -> bool:
-    """Return whether a saved state is one of Python's generators; errors of many kinds where it has another form."""
+    """Return whether a saved state is one of Python's generators; raise errors of many kinds if it is malformed."""
     random.Random().setstate(_python_tuple(state))
     return isinstance(state["gauss"], float | None)
 
@@ -110,7 +110,7 @@ def text_of(generator: Any) -> str:
 
 
 def set_from_text(generator: Any, text: str) -> None:
-    """Restore what `text_of` gave; a ValueError where it is the state of another kind of generator."""
+    """Restore what `text_of` returned; raise a ValueError for the state of another kind of generator."""
     state = json.loads(text)
     try:
         if isinstance(generator, random.Random):
@@ -131,7 +131,7 @@ def _with_arrays(state: Any) -> Any:
 
 
 def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """The generators of NumPy and Python that are reached from `roots`, by the way to each: the same in every process.
+    """Return NumPy's and Python's generators that `roots` reach, by the way to each, the same in every process.
 
     The user's own objects are followed: functions with their closures and the globals that they name, objects with
     their attributes and methods. Libraries are not. A global one that a function draws from is found under its name.

@@ -82,7 +82,7 @@ class FitState:
 
 @dataclasses.dataclass
 class ModelRecord:
-    """What is kept next to a model, from the moment when it is made."""
+    """What is kept next to a model from its creation on."""
 
     pipeline: Any = None  # the `unisono.distribute.Pipeline` in whose scope it was made; None outside of one
     distribution: Any = None  # the `keras.distribution` that was set then
@@ -93,7 +93,7 @@ record_of = SideTable(ModelRecord).of
 
 
 class TrainedModel(Protocol):
-    """A model after `compile`: what is read of it outside of `trainer.trainer`, from Keras and from Unisono."""
+    """A model after `compile`: what is read of it outside `trainer.trainer`, from Keras and from Unisono."""
 
     # As in `keras.Model`.
     name: str
@@ -124,7 +124,7 @@ class TrainedModel(Protocol):
     distribute_strategy: Any  # the one in whose scope the model was made
 
     optimizer: Any  # an optimizer of ours (`unisono.optimizers.Optimizer` or a `LossScaleOptimizer`); None without one
-    steps_per_execution: int  # what `compile` was given; 1 for "auto"
+    steps_per_execution: int  # what was passed to `compile`; 1 for "auto"
     # Set by callbacks: `fit`, `evaluate` or `predict` ends after this compiled call.
     stop_training: bool
     stop_evaluating: bool

@@ -19,7 +19,7 @@ from .trained_model import TrainedModel
 
 
 def copy_into_buffer(buffers: dict[Any, np.ndarray], key: Any, array: np.ndarray) -> np.ndarray:
-    """A copy of `array` in the buffer of `key`, valid until the next call with it: allocating costs more than copying."""
+    """Copy `array` into the buffer of `key`, valid until the next call: allocating costs more than copying."""
     if array.dtype.kind == "O" or array.ndim == 0:
         return np.array(array)
     buffer = buffers.get(key)
@@ -72,8 +72,8 @@ def capture(
     | sharded (optimizer state, see `distribute.sharding`) | parts of one array | every shard | the whole array, cut anew |
     | others whose copies differ | as written | every copy | the mean if that is the aggregation, else the first |
 
-    A sharded variable gives `{"shards": [flat array per local replica]}`, one that is divided over a mesh the whole array.
-    `keep(copy number, array)` returns an array that does not change while training goes on. Copy are compared, unless they
+    For a sharded variable it is `{"shards": [flat array per local replica]}`, for one divided over a mesh the whole array.
+    `keep(copy number, array)` returns an array that does not change while training goes on. Copies are compared, unless they
     are known to be `equal`, as of weights and optimizer state. With several workers, even a single part of a sum is kept as
     a copy.
     """

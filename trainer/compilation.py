@@ -33,7 +33,7 @@ def runner_of(model: TrainedModel) -> Runner:
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):
-    """The mixin. Context of its methods: host, in or outside of the strategy's scope."""
+    """The mixin. Context of its methods: host, in or outside the strategy's scope."""
 
     fit_state: FitState | None = None
     _evaluating = False
@@ -46,7 +46,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
 
     @property
     def _fixed_steps(self) -> int | None:
-        """The steps of a compiled call, if `compile` was given a number."""
+        """The steps of a compiled call, if a number was passed to `compile`."""
         return None if self._auto_steps else self.steps_per_execution
 
     @filter_traceback
@@ -70,7 +70,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
                 them. None: only the losses that layers add.
             loss_weights: list or dict of floats, one for each output's loss. None: all 1.
             metrics: list of names, metrics or functions; with several outputs a list or dict of such lists.
-            weighted_metrics: the same, for metrics that `sample_weight` and `class_weight` apply to.
+            weighted_metrics: the same, for metrics to which `sample_weight` and `class_weight` apply.
             run_eagerly: bool; run every step eagerly, to debug it.
             steps_per_execution: "auto": each call of the compiled function runs as many steps as take about 0.1 s, and
                 ends where a callback must be called, so callbacks get the same calls as with 1. An int: callbacks are

@@ -48,7 +48,7 @@ def check_compile(model: TrainedModel, arguments: dict[str, Any]) -> None:
 
 
 def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -> Any:
-    """Return the object of Keras that `value` stands for; the ValueError says what to give instead of it, or of `others`."""
+    """Return the object of Keras that `value` stands for; the ValueError says what to pass instead of it, or of `others`."""
     module, noun, examples = _KINDS[kind]
     try:
         if isinstance(value, others):
@@ -57,7 +57,7 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
     except (ValueError, KeyError, TypeError) as error:
         if _is_config(value):
             raise
-        fix = f"give a name such as {examples}."
+        fix = f"pass a name such as {examples}."
         if isinstance(value, str):
             names = [each for each in dir(module) if not each.startswith("_")]
             short = [name.lower() for name in names] if kind == "optimizer" else _SHORT_NAMES
@@ -69,7 +69,7 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
             ]
             fix = f"did you mean {close[0]!r}?" if close else "pass one of its names, or an object."
         elif inspect.isclass(value):
-            fix = f"give an instance, {value.__name__}()."
+            fix = f"pass an instance, {value.__name__}()."
         raise ValueError(f"`{name}` {show(value)} is not {noun} of Keras 3: {fix}") from error
 
 
@@ -115,13 +115,13 @@ def _check_outputs(model: TrainedModel, arguments: dict[str, Any]) -> None:
         given = value if isinstance(value, dict) and not _is_config(value) else {}
         if given and argument == "loss" and isinstance(model, keras.Sequential):
             raise ValueError(
-                "`loss` must not be a dict for a Sequential model, which has one output: give its loss alone. "
+                "`loss` must not be a dict for a Sequential model, which has one output: pass its loss directly. "
                 f"Received: {show(value)}"
             )
         unknown = [key for key in given if key not in names] if names else []
         if unknown:
             sentence = (
-                f"`{argument}` names the output {unknown[0]!r}, which the model does not have: give "
+                f"`{argument}` names the output {unknown[0]!r}, which the model does not have: use "
                 f"{', '.join(map(repr, names))}."
             )
             if len(names) > 1 or argument.startswith("loss"):
@@ -146,9 +146,7 @@ def _check_names_of_logs(arguments: dict[str, Any]) -> None:
     logs = {"loss", *map(str, named.values())}
     for place, name in named.items():
         if name == "loss" or (str(name).startswith("val_") and str(name)[4:] in logs):
-            raise ValueError(
-                f"`{place}` has the name {name!r}, which is that of another log: give it another name."
-            )
+            raise ValueError(f"`{place}` has the name {name!r}, which another log also has: rename it.")
 
 
 def output_names(model: TrainedModel) -> list[str]:
@@ -169,17 +167,17 @@ def check_optimizer(model: TrainedModel, method: str) -> None:
     if model.optimizer is None and not model._overrides_step("train_step"):
         raise ValueError(
             f"`{method}()` needs an optimizer, but the model was compiled with optimizer=None: compile it with "
-            'optimizer="adam", say.'
+            'one, for example optimizer="adam".'
         )
 
 
 def check_outside(method: str) -> None:
-    """Reject training inside of a `tf.function` or of `strategy.run`."""
+    """Reject training inside a `tf.function` or `strategy.run`."""
     if not tf.executing_eagerly():
         raise ValueError(
-            f"`{method}()` was called inside of a tf.function: call it outside, it compiles its steps itself."
+            f"`{method}()` was called inside a tf.function: call it outside, as it compiles its steps itself."
         )
     if tf.distribute.has_strategy() and tf.distribute.get_replica_context() is not None:
         raise ValueError(
-            f"`{method}()` was called inside of `strategy.run`: call it outside, it runs its steps on all replicas itself."
+            f"`{method}()` was called inside `strategy.run`: call it outside, as it runs its steps on all replicas itself."
         )

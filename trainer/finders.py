@@ -1,4 +1,4 @@
-"""Finders of a learning rate and a batch size: `fit` with a callback, after which all state is as before."""
+"""Finders of a learning rate and a batch size: they call `fit` with a callback, then restore all state."""
 
 import contextlib
 import math
@@ -39,8 +39,8 @@ def find_learning_rate(
         rate(i) = lowest * (highest / lowest) ** (i / (steps - 1))
 
     The search ends early when the loss is four times the smallest one, or not finite. All state, random generators included,
-    is restored bit for bit: a later `fit` trains the same with and without it. `model` has all of its variables, and a
-    number as learning rate; `x` is no generator, because it is read again where it is short. `steps` is at least 20.
+    is restored bit for bit, so a later `fit` trains the same with and without it. `model` needs all of its variables, and a
+    number as learning rate; `x` cannot be a generator, as it is read again if it is short. `steps` is at least 20.
 
     Source: Smith 2017, "Cyclical Learning Rates for Training Neural Networks", section 3.3.
 
@@ -77,8 +77,8 @@ def find_batch_size(
 ) -> int:
     """Measure the memory of two training steps with more and more samples, and find the largest batch that fits.
 
-    A size is tried only if the smaller ones predict that it fits, and all state is restored. Give arrays. `memory` is what
-    each device may use, in bytes: by default nine tenths of the smallest one's; CPUs count as one device, the process. The
+    A size is tried only if the smaller ones predict that it fits, and all state is restored. Pass arrays. `memory` is what
+    each device may use, in bytes: by default nine tenths of the smallest one's. CPUs count as one device, the process. The
     result is a multiple of the number of replicas, or all samples.
 
     Examples:
@@ -87,7 +87,7 @@ def find_batch_size(
     """
     number("memory", memory, above=0, optional=True)
     if (kind := kind_of(x)) != "array":
-        raise ValueError(f"`x` of `find_batch_size` must be arrays: a {kind} makes its batches itself.")
+        raise ValueError(f"`x` of `find_batch_size` must be arrays: a {kind} already has batches.")
     with _trials(model, "find_batch_size", (x, y, sample_weight), 4, 2) as fit:
         strategy = model.distribute_strategy
         peak = PeakMemory([each if ":" in each else tf.zeros(()).device for each in devices_of(strategy)])
@@ -129,11 +129,11 @@ def _largest_that_fits(bytes_of: Callable[[int], float], limit: float, samples: 
 def _trials(
     model: Any, name: str, data: Any, batch_size: int | None, steps: int
 ) -> Iterator[Callable[..., Any]]:
-    """A block in which `fit(batch_size, callback)` trains up to `steps` steps; afterwards all state is restored."""
+    """Let `fit(batch_size, callback)` train up to `steps` steps in the block, and restore all state afterwards."""
     if not hasattr(model, "fit_state") or not all(layer.built for layer in layers_of(model)):
         raise ValueError(
-            f"`model` of `{name}` must be a Unisono model (see `unisono.adopt`) with all of its variables: begin it with a "
-            f"keras.Input, or call it once on a batch. Received: {show(model)}"
+            f"`model` of `{name}` must be a Unisono model (see `unisono.adopt`) with all of its variables: start it with "
+            f"a keras.Input, or call it once on a batch. Received: {show(model)}"
         )
     (x, y, sample_weight), copy = data, copy_input(data[0], f"`{name}`")
     endless = getattr(copy, "num_batches", getattr(copy, "cardinality", int)()) in (None, -1)

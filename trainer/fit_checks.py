@@ -51,19 +51,19 @@ def check_strategy(strategy: Any) -> None:
         return
     raise ValueError(
         f"The model was built under {type(strategy).__name__}, which is not supported: build it under "
-        "tf.distribute.MirroredStrategy or another of TensorFlow 2's own strategies."
+        "tf.distribute.MirroredStrategy or another strategy of TensorFlow 2."
     )
 
 
 def global_batch_size(
     model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
 ) -> int | None:
-    """Return the global batch size of `x` from one of two arguments; None where neither is given."""
+    """Return the global batch size of `x` from one of two arguments; None without either."""
     if per_replica_batch_size is None:
         return batch_size
     if batch_size is not None:
         raise ValueError(
-            "Give either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
+            "Pass either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
             f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
     samples = whole_number("per_replica_batch_size", per_replica_batch_size)
@@ -113,8 +113,8 @@ def check_traced_functions(model: TrainedModel, method: str) -> None:
         own = {id(getattr(v, "handle", None)) for v in trained if model._pipeline is not None}
         if trained and any(was_left(each) or id(each) in own for each in captured):
             raise ValueError(
-                f"`{method}()`: a function of the layer {layer.name!r} was traced before its variables got the place in "
-                "which they are trained, and does not read them there: create the layer in `strategy.scope()`, or set "
+                f"`{method}()`: a function of the layer {layer.name!r} was traced before its variables were placed where "
+                "they are trained, so it does not read the trained ones: create the layer in `strategy.scope()`, or set "
                 "`trainable=False`."
             )
 
@@ -127,8 +127,8 @@ def check_stateful(model: TrainedModel, method: str) -> None:
     for layer in layers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
-                f"`{method}()`: the layer {layer.name!r} has stateful=True: it keeps a state for each sample of the global "
-                f"batch, which {replicas} replicas split: train on one replica, or use `initial_state` instead."
+                f"`{method}()`: the layer {layer.name!r} has stateful=True, so it keeps a state for each sample of the "
+                f"global batch, but {replicas} replicas split that batch: use one replica, or `initial_state`."
             )
 
 
@@ -151,7 +151,7 @@ def check_compiles(model: TrainedModel, method: str) -> None:
 
 def _find_scope(model: TrainedModel) -> str:
     home = strategy_of(model)
-    return "outside of any scope" if home is None else f"under {_name(home)}"
+    return "outside any scope" if home is None else f"under {_name(home)}"
 
 
 def _name(strategy: Any) -> str:
@@ -184,7 +184,7 @@ def check_fit(arguments: Any) -> None:
     truth("fast_dev_run", arguments.fast_dev_run)
     if arguments.validation_sanity_steps and data is None and not split:
         raise ValueError(
-            f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: give "
+            f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: pass "
             "`validation_data` or `validation_split`."
         )
     several = isinstance(data, tuple | list)
@@ -224,7 +224,7 @@ def check_loop(verbose: Any, callbacks: Any) -> None:
 
 
 def check_logs(logs: Any, step: str, text: bool = True) -> Any:
-    """The logs from a custom step; `TypeError` where they are not a dict, or a value is neither numbers nor `text`."""
+    """Return a custom step's logs; raise a `TypeError` if they are not a dict, or a value is not numbers or `text`."""
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
         hint = ": is a `return` missing?" if logs is None else ""
@@ -257,7 +257,7 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
         return
     if not custom_step and not is_standard(spec):
         raise ValueError(
-            f"`x` gives tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
+            f"`x` yields tuples of {len(spec)}, but `{step}` takes x, (x,), (x, y) or (x, y, sample_weight): put several "
             f"inputs into one tuple or dict, or give the model a custom `{step}`. Received: {show(spec)}"
         )
     x, y, sample_weight = unpack(spec)
@@ -267,7 +267,7 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
             _reject_text("x", leaf, f"the input {tensor.name!r} of the model takes {tensor.dtype}: {begin}")
     if custom_step:
         return
-    _reject_text("sample_weight", sample_weight, "weights are numbers: give numbers, one for each sample")
+    _reject_text("sample_weight", sample_weight, "weights are numbers: pass one number for each sample")
     if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
         encode = "encode them first, for example with keras.layers.StringLookup"
         _reject_text("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
@@ -275,4 +275,4 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
 
 def _reject_text(argument: str, spec: Any, fix: str) -> None:
     if holds_text(spec):
-        raise ValueError(f"`{argument}` holds strings, but {fix}. Received: {show(spec)}")
+        raise ValueError(f"`{argument}` contains strings, but {fix}. Received: {show(spec)}")

@@ -62,7 +62,7 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
             super().__init__(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        """Copy by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
+        """Let copies by `copy`, `pickle` and `joblib` train with Unisono, too; the bytes are those of a `.keras` file."""
         return rebuild, make_unpickle_arguments(super().__reduce__())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -115,7 +115,7 @@ def _put_functional_below(cls: type) -> type:
 def adopt(model: keras.Model) -> Model:
     """Convert a Keras model in place into one that trains with Unisono.
 
-    In the scope of a strategy, a model that was built outside of any scope is moved into this strategy.
+    In the scope of a strategy, a model that was built outside any scope is moved into this strategy.
 
     Args:
         model: a `keras.Model`: Functional, Sequential, from `keras.applications`, or of a custom class. It keeps
@@ -139,7 +139,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
     """See `adopt`; `arguments` are those of `compile` in the file that the model was loaded from."""
     if not isinstance(model, KerasModel):
         raise TypeError(
-            f"`model` must be a keras.Model: give an instance, or load a file first. Received: {show(model)} of type "
+            f"`model` must be a keras.Model: pass an instance, or load a file first. Received: {show(model)} of type "
             f"{type(model).__name__}"
         )
     prepare_variables()
@@ -161,7 +161,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
 
 
 def _leaves_jit_to_us(model: keras.Model, arguments: dict[str, Any]) -> bool:
-    """Return whether `jit_compile` was left at "auto", which we do not save; True of Keras may be its default on a GPU."""
+    """Return whether `jit_compile` was left at "auto", which we do not save; Keras' True may be its default on a GPU."""
     if arguments:
         return "jit_compile" not in arguments or bool(
             arguments["jit_compile"] and "steps_per_execution" in arguments
@@ -183,7 +183,7 @@ def _make_adopted_class(cls: type) -> type:
 def load_model(
     filepath: Any, custom_objects: Any = None, compile: bool = True, safe_mode: bool = True
 ) -> Model:
-    """`keras.saving.load_model`, for a model that then trains with Unisono.
+    """Load a model as `keras.saving.load_model` does, to train it with Unisono.
 
     Args:
         filepath: a `.keras` (or legacy `.h5`) file, or its URL in a store.
@@ -212,7 +212,7 @@ def load_model(
     truth("safe_mode", safe_mode)
     if not is_url(filepath) and not os.path.exists(filepath):
         raise ValueError(
-            f"File not found: `filepath` {os.fspath(filepath)!r} does not exist: give a `.keras` or `.h5` file."
+            f"File not found: `filepath` {os.fspath(filepath)!r} does not exist: pass a `.keras` or `.h5` file."
         )
     with our_classes():
         model = keras.saving.load_model(filepath, custom_objects, compile=compile, safe_mode=safe_mode)
@@ -227,7 +227,7 @@ def rebuild(content: Any, read: Any = None) -> Model:
 
 
 def model_from_json(json_string: str, custom_objects: Any = None) -> Model:
-    """`keras.models.model_from_json`, for a model that then trains with Unisono.
+    """Make a model as `keras.models.model_from_json` does, to train it with Unisono.
 
     Examples:
         >>> unisono.models.model_from_json(model.to_json()).count_params()
@@ -246,7 +246,7 @@ def _compile_arguments(filepath: Any) -> dict[str, Any]:
 
 
 def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
-    """`keras.models.clone_model`, for a model that then trains with Unisono; Keras' own also clones our models.
+    """Clone a model as `keras.models.clone_model` does, to train it with Unisono; Keras' own also clones our models.
 
     Examples:
         >>> unisono.clone_model(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])).count_params()

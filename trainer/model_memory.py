@@ -21,8 +21,8 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
 
     The forward and backward pass are traced, not run. Tensors kept for the backward pass are counted as in TensorFlow's
     graph: XLA may need less, and kernels need more. `model` is compiled; without an optimizer, two variables for a trained
-    weight are counted. `x` is a batch, for a subclass: arrays, tensors or `tf.TensorSpec`s. `y` are targets: by default like
-    the outputs, or for sparse losses like the outputs without their last axis.
+    weight are counted. `x` is a batch of arrays, tensors or `tf.TensorSpec`s, which a subclass needs. `y` are targets: by
+    default like the outputs, or for sparse losses like the outputs without their last axis.
 
     Examples:
         >>> needed = unisono.model_memory(model)  # five weights, trained with Adam
@@ -64,7 +64,7 @@ def bytes_of_parts(*variables: Any) -> int:
 
 
 def _count_kept_bytes(model: keras.Model, x: Any, y: Any, samples: int) -> int:
-    """The bytes of the inputs and of the tensors kept for the backward pass, with size `samples` for every open axis."""
+    """Count the bytes of inputs and of tensors kept for the backward pass, with `samples` for every open axis."""
 
     def placeholder(value: Any) -> Any:
         shape = [samples, *(samples if size is None else size for size in value.shape[1:])]

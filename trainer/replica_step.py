@@ -1,4 +1,4 @@
-"""`replica_step` makes a custom training loop exact. It wraps the function for `strategy.run`.
+"""`replica_step` makes a custom training loop exact: it wraps the function for `strategy.run`.
 
 `docs/design/0015-custom-loops.md` gives the reasons.
 """
@@ -45,7 +45,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def replica_step(fn: Function) -> Function:
-    """Make a step of a custom training loop exact: wraps the function that you pass to `strategy.run`.
+    """Make a step of a custom training loop exact, by wrapping the function that you pass to `strategy.run`.
 
     The function is a single-device program: traced once, for the samples of all replicas, and partitioned. On any number of
     replicas with any numbers of samples:
@@ -96,13 +96,13 @@ def replica_step(fn: Function) -> Function:
         context = tf.distribute.get_replica_context()
         if context is None:
             raise RuntimeError(
-                "A function that `replica_step` has wrapped was called outside of `strategy.run`: give it to `strategy.run`."
+                "A function that `replica_step` has wrapped was called outside `strategy.run`: pass it to `strategy.run`."
             )
         check(context.strategy)
         if current_step() is not None:
             raise RuntimeError(
                 "A function that `replica_step` has wrapped was called in a step of `fit`, which is exact by itself, "
-                "or in another such function: wrap the outermost one alone."
+                "or in another such function: wrap only the outermost one."
             )
         if context.num_replicas_in_sync == 1:
             status = control_status_ctx()
@@ -132,7 +132,7 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _partition(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`run(strategy, args, kwargs)`: the shares of the results, on several replicas. Context: `merge_call` of all."""
+    """Return `run(strategy, args, kwargs)`: shares of the results, on several replicas. Context: `merge_call` of all."""
     said: set[str] = set()
     partitions: dict[Any, Callable[..., Any]] = {}
 
@@ -158,7 +158,7 @@ def _for_arguments(
     varies: list[bool],
     said: set[str],
 ) -> Callable[[list[tuple[Any, ...]]], Any]:
-    """The step for arguments that differ in their tensors alone; it takes the tensors of each replica of this worker."""
+    """Return the step for arguments that differ only in tensors; it takes those of each replica of this worker."""
     roots = {"fn": fn, "arguments": static}
     layers = [inner for _, each in find_reached(roots, (keras.layers.Layer,)) for inner in layers_of(each)]
     metrics = [metric for _, metric in find_reached(roots, (keras.metrics.Metric,))]
@@ -240,7 +240,7 @@ def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
 
 
 def _gather_samples(strategy: tf.distribute.Strategy, tensors: list[Any]) -> list[Any]:
-    """The samples of all replicas that have parts of the same model as this one, each of which computes all of them."""
+    """Gather the samples of all replicas with parts of this one's model, each of which computes all of them."""
     axes = [axis for axis, size in enumerate(mesh_of(strategy).shape) if axis and size > 1]
     with_samples = [tensor for tensor in tensors if tensor.shape.rank != 0] if axes else []
     for axis in reversed(axes):
@@ -268,7 +268,7 @@ def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) ->
 
 
 def draws_of_replica() -> contextlib.AbstractContextManager[None]:
-    """Inside, random layers draw this replica's numbers. Context: replica, outside of a step."""
+    """Let random layers draw this replica's numbers inside. Context: replica, outside a step."""
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas == 1 and not on_parameter_servers():
         return contextlib.nullcontext()

@@ -23,7 +23,7 @@ from .step.variable_placement import bring_along
 
 
 class SingleBatches:
-    """A part of `Trainer`: Keras' methods for one batch. Context: host, in or outside of the strategy's scope."""
+    """A part of `Trainer`: Keras' methods for one batch. Context: host, in or outside the strategy's scope."""
 
     def train_on_batch(
         self: Any,
@@ -125,7 +125,7 @@ class SingleBatches:
 def _on_batch(
     model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
-    """Return one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
+    """Run one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
     chunk = _whole_batch(model, x, y, sample_weight, class_weight)
     runner, step = runner_of(model), f"{phase}_step"
     with runner.watch(model):
@@ -149,7 +149,7 @@ def _whole_batch(
     kind = kind_of(x)
     if kind != "array":
         raise TypeError(
-            f"`x` must be one batch of arrays, but it is a {kind}: give one of its batches, or call `fit`, `evaluate` or "
+            f"`x` must be one batch of arrays, but it is a {kind}: pass one of its batches, or call `fit`, `evaluate` or "
             "`predict`."
         )
     source = make_source(
@@ -165,7 +165,7 @@ def _whole_batch(
         source.begin_epoch(0)
         chunk = source.take(1)
         if chunk is None:
-            raise ValueError("The batch has no samples: give at least one.")
+            raise ValueError("The batch has no samples: pass at least one.")
         batch = chunk.batch(0)
     check_same_data(source, model.distribute_strategy)
     source.close()

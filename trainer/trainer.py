@@ -36,14 +36,14 @@ from .step.variable_placement import bring_along, place_with_model
 
 
 class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
-    """Keras' trainer, as `keras.Model` has one: a base that stands after `keras.Model` in the method resolution order.
+    """The trainer of a model, as `keras.Model` has one: a base that follows `keras.Model` in the method resolution order.
 
     So a tool that replaces `keras.Model.fit` (`mlflow.autolog`, Comet, profilers) also replaces that of our models. What it
-    has stored as Keras' own calls ours for a model of ours. Context: host, in or outside of the strategy's scope.
+    has stored as Keras' own calls ours for our models. Context: host, in or outside the strategy's scope.
     """
 
     def _maybe_build(self, call_spec: Any) -> None:
-        """As in Keras; a model that replicas call first, in a custom loop, is built once for all of them."""
+        """Build as Keras does; build a model that replicas call first, in a custom loop, once for all of them."""
         if (
             not self.built
             and current_step() is None
@@ -55,7 +55,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
 
     @calls_as_keras
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Keras; in a custom loop each replica draws its own random numbers."""
+        """Call as Keras does; in a custom loop each replica draws its own random numbers."""
         if current_step() is not None or not (tf.distribute.has_strategy() and in_replica_context()):
             return super().__call__(*args, **kwargs)
         with draws_of_replica():
@@ -67,7 +67,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
     test_step = default_test_step
 
     def predict_step(self, data: Any) -> Any:
-        """Return one step of prediction: the outputs for a batch."""
+        """Run one step of prediction; return the outputs for a batch."""
         return TensorFlowTrainer.predict_step(self, data)
 
     def _overrides_step(self, name: str) -> bool:
@@ -118,7 +118,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
 
         Args:
             x: inputs: an array `(batch, ...)` or a nest of them, a dataset, a generator, ...; the guide "Input" lists
-                all kinds. Non-array inputs give batches `(x, y)` or `(x, y, sample_weight)`.
+                all kinds. Non-array inputs yield batches `(x, y)` or `(x, y, sample_weight)`.
             y: targets `(batch, ...)` or a nest of them, where `x` is arrays.
             batch_size: int; samples of the global batch, over all replicas, where `x` is arrays. None: 32.
             epochs: int; training ends when this many epochs are done, including those before `initial_epoch`.
@@ -126,7 +126,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             callbacks: list of `keras.callbacks.Callback`, or a `CallbackList`.
             validation_split: float from 0 to 1; the share of the samples, taken from the end of arrays before they are
                 shuffled, that is used for validation.
-            validation_data: `(x, y)`, `(x, y, sample_weight)` or any input that gives batches of these; evaluated after
+            validation_data: `(x, y)`, `(x, y, sample_weight)` or any input that yields batches of these; evaluated after
                 an epoch. It takes precedence over `validation_split`.
             shuffle: bool; read arrays, or the batches of a PyDataset, in a new order in every epoch. The shuffle seed is
                 derived from Python's `random` state. "batch": shuffle arrays within each batch only.
@@ -136,7 +136,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             steps_per_epoch: int; steps of an epoch. None: one pass over the data.
             validation_steps: int; steps of an evaluation. None: one pass over the validation data.
             validation_batch_size: int; samples of the global batch of validation. None: `batch_size`.
-            validation_freq: int n: evaluate after every n epochs; list: after these epochs, counted from 1.
+            validation_freq: int n, to evaluate after every n epochs; or a list of epochs, counted from 1.
             per_replica_batch_size: int, instead of `batch_size`: the global batch is this times `num_replicas_in_sync`.
             fast_dev_run: bool; run one step of training and one of validation, to check that everything works.
                 Callbacks that write checkpoints or backups are left out.
@@ -240,7 +240,7 @@ def _overridden(model: TrainedModel, name: str, base: type) -> bool:
 
 
 def _ours_if_ours(name: str) -> None:
-    """Has Keras' `fit`, `evaluate` or `predict` call ours for a model of ours."""
+    """Let Keras' `fit`, `evaluate` or `predict` call ours for a model of ours."""
     ours = getattr(Trainer, name)
     wrap_within(
         name,

@@ -20,7 +20,7 @@ from .distribute.workers.cluster import is_chief
 
 
 def dataset(shard: Any, features: Any = None, labels: Any = None, batch_size: int = 32, **options: Any):
-    """Make the input for `fit`, `evaluate` or `predict` of a shard of Ray Data, in which each sample is used once.
+    """Make an input for `fit`, `evaluate` or `predict` from a shard of Ray Data, so that each sample is used once.
 
     Args:
         shard: from `ray.train.get_dataset_shard`, or the `tf.data.Dataset` that its `to_tf` returned.
@@ -41,8 +41,8 @@ def dataset(shard: Any, features: Any = None, labels: Any = None, batch_size: in
 class BackupAndReport(BackupAndRestore):
     """Saves a backup after every epoch and reports it to Ray with the metrics; a restarted run or trial resumes from it.
 
-    Pass it on every worker, with options of `BackupAndRestore` other than `directory`: backups are in a temporary directory
-    until Ray stores them as a `Checkpoint`, so that workers with sharded state must be on one host.
+    Pass it on every worker, with options of `BackupAndRestore` other than `directory`. Backups are in a temporary directory
+    until Ray stores them as a `Checkpoint`, so workers with sharded state must be on one host.
     """
 
     def __init__(self, **options: Any):
@@ -52,7 +52,7 @@ class BackupAndReport(BackupAndRestore):
         super().__init__(shared if cluster else tempfile.mkdtemp(prefix="unisono-"), **options)
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        """Resume from the checkpoint that Ray gives to this run or trial, if there is one."""
+        """Resume from the checkpoint that Ray passes to this run or trial, if there is one."""
         checkpoint = _session().get_checkpoint()
         first = _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
         if checkpoint is not None and first:
@@ -61,7 +61,7 @@ class BackupAndReport(BackupAndRestore):
         super().on_train_begin(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
-        """Saves, then reports: all workers wait here for one another."""
+        """Save, then report; all workers wait here for one another."""
         super().on_epoch_end(epoch, logs)
         self._writer.wait()
         newest = latest_backup(self.directory) if is_chief() else None

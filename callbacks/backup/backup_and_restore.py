@@ -40,19 +40,19 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
     skips the batches before, and keeps any other state itself.
 
     Args:
-        directory: where backups are stored: a folder, created if missing, or a URL of a store such as "s3://bucket/run". Use
-            a separate one for each run: one that another running process uses is rejected. All workers must see it. The
-            chief writes; others write their own shards.
-        save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
-            such as "30s" or "10min"; or False: only before preemption.
+        directory: the folder for backups, created if missing, or a URL of a store such as "s3://bucket/run". Use a
+            separate one for each run, as one that another running process uses is rejected. All workers must see it.
+            The chief writes the backups, the other workers their own shards.
+        save_freq: "epoch"; an int, to save every that many steps; seconds as a float, a `datetime.timedelta` or a string
+            such as "30s" or "10min"; or False, to save only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.
         save_before_preemption: save at the next step on SIGTERM or SIGUSR1 (then exit with status 143) and on Ctrl-C; main
             thread only. A program's own handler of SIGUSR1 stays.
         delete_when_done: remove the backups when `fit` has finished.
         background: write in a thread while training goes on. A save first waits for the previous one. Errors are raised
-            at the next step at which the callback is called, at the latest at the end of `fit`.
+            at the next step at which the callback is called, or at the end of `fit` at the latest.
         identity: text that tells this run from others where Unisono cannot, such as a version of your data or code; a backup
-            with another text belongs to another run.
+            with a different text belongs to a different run.
         backup_dir: Keras' name for `directory`.
         double_checkpoint: Keras' name: True is `keep=2`, False `keep=1`.
         delete_checkpoint: Keras' name for `delete_when_done`.
@@ -102,7 +102,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self.delete_when_done = truth("delete_checkpoint", delete_checkpoint)
         self.background = truth("background", background)
         if not isinstance(identity, str | None):
-            raise ValueError(f"`identity` must be None or a text. Received: {show(identity)}")
+            raise ValueError(f"`identity` must be None or a str. Received: {show(identity)}")
         self.declared = identity
         self.stall_seconds = 0.0
         self.saves = 0
@@ -144,7 +144,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             self._handlers.install(fit_state)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """In a custom loop, restores what other callbacks did to a resumed epoch."""
+        """In a custom loop, restore what other callbacks did to a resumed epoch."""
         fit_state = self._fit_state(epoch=epoch)
         if fit_state.custom_loop and fit_state.after_epoch_begin is not None:
             fit_state.step = self.initial_step
@@ -217,20 +217,20 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         others = self._store.others() if found.path is None else []
         if others:
             print(
-                f"{self.directory} also has backups of other `fit` calls of this script, such as {others[0].name}. This is "
-                f"call {self._store.fit}, which ignores them.",
+                f"{self.directory} also contains backups of other `fit` calls of this script, such as {others[0].name}, "
+                f"which this call (number {self._store.fit}) ignores.",
                 flush=True,
             )
         return found
 
     def _resume(self, fit_state: FitState, path: Path | None, content: Any, problems: list[str]) -> None:
         for problem in problems:
-            warnings.warn(f"{problem} It is skipped.")
+            warnings.warn(f"{problem} This backup is skipped.")
         if path is None:
             if problems:
                 warnings.warn(f"No backup in {self.directory} is valid: training starts from the beginning.")
             return
-        advice = " Move the file away to resume from an older one, if no callback of yours has raised this."
+        advice = " Move the file away to resume from an older backup, unless your callback raised this."
         with report_damage(f"{path} cannot be resumed: restoring its content failed", advice):
             fit_snapshot.check(content, self.model, fit_state, self._identity, path)
             # Going to the position may draw random numbers: their generators are restored after it.

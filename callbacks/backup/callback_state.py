@@ -1,4 +1,4 @@
-"""Collects what callbacks remember, by their `get_state` and `set_state` (Keras' own are known here), and restores it."""
+"""Save and restore the state of callbacks, by their `get_state` and `set_state` or, for Keras' own, by functions here."""
 
 import collections
 import copy
@@ -33,7 +33,7 @@ _PATHS = ("filepath", "filename", "log_dir", "directory", "path")
 
 
 def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
-    """The state of every callback that has one, with its class and what distinguishes it from others of that class."""
+    """Return the state of every callback that has one, with its class and what tells it from others of that class."""
     return [
         {"name": type(callback).__name__, "purpose": purpose_of(callback), "state": state}
         for callback in callbacks
@@ -42,7 +42,7 @@ def capture(callbacks: list[Any]) -> list[dict[str, Any]]:
 
 
 def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
-    """Restore the state of every callback. Return the names of saved states for which there is none, or no certain one.
+    """Restore the state of every callback. Return the names of saved states that match no callback for certain.
 
     `set_state` is called after `on_train_begin` and, within an epoch, again after `on_epoch_begin`, which may reset it.
     """
@@ -124,7 +124,7 @@ def _check(state: Any, where: str, model: Any) -> None:
 def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
     """Return the functions that return the state of a callback, or None, and restore it; None where it has no such state."""
     get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
-    if get is not None or set_ is not None:  # the user's methods may change what they get and give
+    if get is not None or set_ is not None:  # the user's methods may change arguments and results
         restore_copy = set_ and (lambda state: set_(copy.deepcopy(state)))
         return lambda: get and copy.deepcopy(get()), restore_copy
     if isinstance(callback, keras.callbacks.CSVLogger):
@@ -143,7 +143,7 @@ def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], No
 
 
 def _copy_containers(value: Any) -> Any:
-    """Containers are copied; arrays are not: Keras replaces them and never writes into one."""
+    """Copy containers, but not arrays, as Keras replaces them and never writes into one."""
     if isinstance(value, dict):
         return {key: _copy_containers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -152,7 +152,7 @@ def _copy_containers(value: Any) -> Any:
 
 
 def _csv_state(callback: Any) -> dict[str, Any] | None:
-    """Return a `CSVLogger` that overwrites its file is saved with its text, one that appends with its length."""
+    """Return the text of the file of a `CSVLogger` that overwrites it, or the length of one that appends."""
     if callback.csv_file is None or callback.csv_file.closed:
         return None
     callback.csv_file.flush()

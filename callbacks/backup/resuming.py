@@ -25,14 +25,14 @@ _ONE_WAY = (
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
     "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
-# That every worker raises where the chief does; another OSError is a SaveError elsewhere.
+# Those that every worker raises if the chief does; any other OSError is a SaveError elsewhere.
 _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
 
 def on_all_workers(
     model: TrainedModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
 ) -> Found:
-    """The backup that `find(read)` finds on the chief, for all workers: all resume from one step or raise the same error."""
+    """Return the backup that `find(read)` finds on the chief to all workers: all resume there or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
         answer: dict[str, Any] = gather_json(None, strategy)[0] or {"name": ""}  # it trains alone: no file
@@ -60,12 +60,12 @@ def content_for(model: TrainedModel, path: Path) -> Any:
 
 
 def build_optimizer(model: TrainedModel, scope: Any) -> None:
-    """Make the optimizer state that a backup is restored into. Our `fit` makes it before it begins."""
+    """Create the optimizer state into which a backup is restored. Our `fit` creates it before it begins."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not model.built:
         raise RuntimeError(
-            "BackupAndRestore in a custom loop or Keras' `fit` needs a model that is built, and compiled with the optimizer "
-            "of the loop: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
+            "BackupAndRestore in a custom loop or Keras' `fit` needs a model that is built, and compiled with the loop's "
+            "optimizer: build it first, or call unisono.adopt(model) and train with its `fit`. Received: the model "
             f"{model.name!r}, {'not compiled' if optimizer is None else 'not built'}."
         )
     if not optimizer.built:
@@ -74,7 +74,7 @@ def build_optimizer(model: TrainedModel, scope: Any) -> None:
 
 
 def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over: list[str]) -> None:
-    """One line: from where, to where, and how the position in the data was found."""
+    """Print from which backup a run resumes, at which step, and how the position in the data was found."""
     ways = {
         "index": "by index",
         "iterator": "by the iterator's own checkpoint",
@@ -93,7 +93,7 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
 
 
 def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
-    """Warn of the first reason for which this training cannot be resumed exactly, if there is one."""
+    """Warn of the first reason why this training cannot be resumed exactly, if there is one."""
     validation = _why_inexact(fit_state.validation) or ""
     reasons = (
         _why_inexact(fit_state.source),
@@ -119,7 +119,7 @@ def warn_of_own_states(model: TrainedModel) -> None:
 
 
 def _adds_in_any_order(model: TrainedModel) -> str | None:
-    """Return the sentence where the model is on a GPU, whose kernels add in an order of their own."""
+    """Return the warning if the model is on a GPU, whose kernels add in varying order."""
     on_gpu = any(is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1])
     if operations_are_deterministic() or not on_gpu:
         return None
@@ -136,18 +136,18 @@ def _why_inexact(source: Any) -> str | None:
 
 
 def _cut(validation: Any) -> str | None:
-    """Return the sentence where every pass of the validation leaves a pipeline that has drawn further than it is read."""
+    """Return the warning if every validation pass leaves a pipeline that has drawn further than it was read."""
     steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
     if steps is None:
         return None
     return (
         f"validation_data is a tf.data pipeline that draws from a generator, and validation_steps ({steps}) ends each pass "
-        "while it is read ahead: a resumed run cannot be exact; leave validation_steps out, and use Dataset.take."
+        "while it is read ahead: a resumed run cannot be exact; use Dataset.take instead of validation_steps."
     )
 
 
 def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str | None:
-    """Return the sentence where an input and something else draw from one generator."""
+    """Return the warning if an input and something else draw from one generator."""
     inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
     owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
     if not any(owned for _, owned in owners):
@@ -169,5 +169,5 @@ def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str |
     place, user, name = found[0]
     return (
         f"{place} and {user} draw from the same random numbers ({name}), in an order that depends on how far the input is "
-        "read ahead: a resumed run cannot be exact; give each a separate generator."
+        "read ahead: a resumed run cannot be exact; use a separate generator for each."
     )

@@ -68,7 +68,7 @@ class SaveSchedule:
         return max(row[0] for row in exchange([seconds_since_save], strategy)) >= self.amount
 
     def steps_until_call(self, steps: int) -> int | None:
-        """Steps from `steps` to the next save; None where steps do not decide."""
+        """Return the steps from `steps` to the next save; None if steps do not decide."""
         return self.amount - steps % self.amount if self.unit == "steps" else None
 
 

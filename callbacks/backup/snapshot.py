@@ -30,7 +30,7 @@ def capture(
     who: dict[str, Any],
     before_validation: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`(content, summary)` for `BackupStore.write`, copied to the host. Training may go on: nothing in them changes.
+    """Return `(content, summary)` for `BackupStore.write`, copied to the host, so that training may go on.
 
     The content has all variables, the random generators, the position in the data and in `fit`, the choices of the loop,
     the state of the callbacks, and a fingerprint of the program and its data.
@@ -82,7 +82,7 @@ def capture(
 
 
 def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    """Return the few things that a validation can change and that a repeated one must begin with."""
+    """Return the state that a validation can change, and with which a repeated one must begin."""
     drawn = {id(variable) for variable in random_states_of(model)}
     seeds = {
         i: variable_state.capture(variable, model.distribute_strategy, lambda _, array: np.array(array))
@@ -93,7 +93,7 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
 
 
 def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    """The generators, and the position in the validation data before the next validation, which begins another pass."""
+    """Return the generators, and the position in the validation data before the next validation, a new pass."""
     drawn, source = random_state.capture(find_held_generators(model, fit_state)), fit_state.validation
     if source is None:
         return {"random": drawn, "validation": {}}
@@ -172,7 +172,7 @@ def _own_part(content: dict[str, Any], strategy: tf.distribute.Strategy) -> dict
 def _from_all_workers(
     strategy: tf.distribute.Strategy, variables: dict[str, Any], worker: dict[str, Any]
 ) -> tuple[Any, list[Any]]:
-    """Adds, on the chief, the copies on other workers and what each worker alone knows."""
+    """Add, on the chief, the copies on other workers and what each worker alone knows."""
     if not spans_workers(strategy):
         return variables, [worker]
     large = worker["source"].get(_LARGE, b"")
@@ -194,7 +194,7 @@ def _from_all_workers(
 
 
 def _positions(large: bytes, strategy: tf.distribute.Strategy) -> list[dict[str, Any]]:
-    """The checkpoints of the workers' iterators, for the chief; each that is like an earlier one by that one's number."""
+    """Return the checkpoints of the workers' iterators to the chief; a number stands for a copy of an earlier one."""
     me = place_among_workers(strategy)[0]
     sums = gather_json(hashlib.blake2b(large).hexdigest() if large else None, strategy)
     first = [sums.index(checksum) for checksum in sums]

@@ -37,7 +37,7 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
     gradients, and the step in the order of updates, but neither the layer nor the batch.
 
     Args:
-        path: of a JSON file for the report; None: only the warning and `report`.
+        path: a JSON file for the report; None: only the warning and `report`.
 
     Attributes:
         report: None, or a dict with "epoch", "step" (1-based, in the epoch), "exact" (False: that step or one of those

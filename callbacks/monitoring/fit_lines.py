@@ -26,7 +26,7 @@ class FitLines:
         self._steps, self._seconds = 0, 0.0
 
     def first(self) -> str:
-        """Strategy, devices, global batch, precision, backend with its reason, and backups."""
+        """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
         model, state = self._model, self._state
         parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
         return _wrap_parts([part for part in (*parts, self._backend, *_backups(state)) if part])
@@ -36,7 +36,7 @@ class FitLines:
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
 
     def last(self, now: float) -> str:
-        """Epochs, time, speed, and the best value of what is monitored; the backend if it became another."""
+        """Return epochs, time, speed, and the best monitored value; the backend if it has changed."""
         state, backend = self._state, _backend(self._model, self._state)
         done, wanted = state.epoch - self._first_epoch, state.epochs - self._first_epoch
         epochs = f"{wanted} epoch{'s' * (wanted != 1)}"
@@ -75,7 +75,7 @@ def _place(model: TrainedModel, state: FitState) -> str:
 
 
 def _batch(model: TrainedModel, state: FitState) -> str:
-    """Return the global batch and what replicas have of it; empty where its size is not known."""
+    """Return the global batch and its parts on the replicas; empty if its size is not known."""
     size, replicas = state.samples_per_step, mesh_of(model.distribute_strategy).shape[0]
     if not size:
         return ""

@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
-    """Fit a line of progress to so many columns: without rates, with a shorter bar, then with fewer metrics."""
+    """Fit a line of progress into `columns`: drop the rates, then shorten the bar, then drop metrics."""
 
     def without(rate: str) -> Callable[[list[str]], list[str]]:
         return lambda parts: [part for part in parts if not part.endswith(rate)]

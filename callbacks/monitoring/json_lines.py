@@ -58,7 +58,7 @@ class LineFile:
 
 
 def jsonable(value: Any) -> Any:
-    """`value` in JSON's types; numbers that are not finite become "nan", "inf" and "-inf", which `float` reads.
+    """Return `value` in JSON's types; numbers that are not finite become "nan", "inf" and "-inf", which `float` reads.
 
     >>> jsonable({"loss": np.float32(0.5), "bad": float("nan"), "shape": (2, None)})
     {'loss': 0.5, 'bad': 'nan', 'shape': [2, None]}
@@ -82,8 +82,8 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     With several workers the chief writes. When `BackupAndRestore` resumes, the lines after the backup are dropped.
 
     Args:
-        path: of the file; one that an earlier run wrote is overwritten, any other is rejected.
-        every: "epoch", or int: also after so many steps of an epoch (with "steps": true in the line).
+        path: the file; one that an earlier run wrote is overwritten, any other is rejected.
+        every: "epoch", or an int, to write also after every that many steps of an epoch ("steps": true in the line).
         clock: () -> float; seconds since 1970.
 
     Examples:
@@ -100,15 +100,15 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
         self._clock = function("clock", clock)
 
     def steps_until_call(self, step: int) -> int | None:
-        """After `every` steps."""
+        """Request a call after `every` steps."""
         return self._schedule.steps_until_call(step)
 
     def get_state(self) -> dict[str, int]:
-        """For backups: where the file ends now."""
+        """Return where the file ends now, for backups."""
         return {"size": self._file.size}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """On resume: continues the file there."""
+        """Continue the file there, on resume."""
         self._file.continue_at(state["size"])
 
     def on_train_begin(self, logs: Any = None) -> None:

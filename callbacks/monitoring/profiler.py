@@ -42,7 +42,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             all interfaces: keep it behind a firewall.
 
     Raises:
-        ValueError: `steps` is not such a pair.
+        ValueError: `steps` or `port` is invalid.
 
     Examples:
         >>> profiler = unisono.callbacks.Profiler("logs", steps=(10, 20))  # an argument of `fit(callbacks=[...])`
@@ -70,7 +70,7 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
         self._captured = False
 
     def steps_until_call(self, step: int) -> int | None:
-        """Before the first step of the range, and after its last."""
+        """Request a call before the first step of the range, and after its last."""
         if self.steps is None or self._captured:
             return None
         total = self._steps_before_epoch + step
@@ -140,12 +140,12 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
             raise RuntimeError(
-                "Profiler cannot begin: another profile is being captured in this process. Give TensorBoard "
-                "profile_batch=0, or choose other `steps`."
+                "Profiler cannot begin: another profile is being captured in this process. Pass profile_batch=0 to "
+                "TensorBoard, or choose other `steps`."
             ) from None
 
     def _end(self) -> None:
-        """Stops, and moves this worker's file to where those of the others are."""
+        """Stop, and move this worker's file to where those of the others are."""
         assert self._temporary is not None  # narrows the type
         if may_profile(self.model.distribute_strategy):
             tf.profiler.experimental.stop()
@@ -160,13 +160,13 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
 
 
 def _find_unused_path(path: Path) -> Path:
-    """`path`, or where a file is there one with a number: two profiles may end in the same second."""
+    """Return `path`, with a number if it exists, because two profiles may end in the same second."""
     names = (path.with_name(f"{number}-{path.name}") for number in itertools.count(2))
     return next(each for each in itertools.chain([path], names) if not each.exists())
 
 
 def may_profile(strategy: tf.distribute.Strategy) -> bool:
-    """Return whether TensorFlow's profiler does not crash this process: of several workers on CPUs only worker 0's.
+    """Return whether this process can be profiled without a crash: of several workers on CPUs, only worker 0 can.
 
     When a profile ends, TensorFlow (2.20 and 2.21) matches the beginning of an event in one thread with its end in another
     through pointers into memory that it may have freed (tensorflow/tensorboard#3149). Every collective begins such an event,

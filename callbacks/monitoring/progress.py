@@ -255,7 +255,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
 
 def _log(value: Any) -> str:
-    """A log as text: whole numbers from 2 on without a fraction (counts, the loss scale), small ones with an exponent."""
+    """Return a log as text: whole numbers from 2 on (counts, loss scale) without fraction, small ones with exponent."""
     if isinstance(value, int | np.integer):
         return str(value)
     if (number := scalar(value)) is None:

@@ -69,7 +69,7 @@ def check_installed() -> None:
 
 @contextlib.contextmanager
 def chart_style() -> Iterator[None]:
-    """The settings of matplotlib while charts are drawn, whatever the program has set. They are those of all threads."""
+    """Set matplotlib up for charts in the block, whatever the program has set. The settings hold for all threads."""
     import matplotlib.style
 
     with _LOCK, matplotlib.style.context(["default", _STYLE]):
@@ -87,7 +87,7 @@ def metric_charts(runs: Sequence[Run]) -> dict[str, list[Chart]]:
 
 
 def group_metrics(names: Sequence[str], outputs: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return metrics by the output that they are of, or by what comes before the "/" in their names.
+    """Group metrics by their output, or by what comes before the "/" in their names.
 
     >>> group_metrics(["loss", "left_loss", "left_auc", "a/b"], ["left", "right"])
     {'': [('loss', 'loss')], 'left': [('left_loss', 'loss'), ('left_auc', 'auc')], 'a': [('a/b', 'b')]}
@@ -105,7 +105,7 @@ def group_metrics(names: Sequence[str], outputs: Sequence[str]) -> dict[str, lis
 
 
 def other_charts(runs: Sequence[Run]) -> dict[str, Chart]:
-    """Title -> chart: the learning rate and everything else that is measured; the memory for one run alone."""
+    """Return title -> chart of the learning rate and other measurements; the memory only for a single run."""
     one = len(runs) == 1
     lines = {
         title: [

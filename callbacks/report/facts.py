@@ -54,7 +54,7 @@ def strategy_name(strategy: tf.distribute.Strategy) -> str:
 
 
 def facts_of(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
-    """What a report says about a run before its first number: flat dicts of JSON values, and the summary of the model."""
+    """Return what a report says before its first number: flat dicts of JSON values, and the summary of the model."""
     lines: list[str] = []
     model.summary(print_fn=lambda text, **_: lines.append(text), line_length=96)
     outputs = list(getattr(model, "output_names", None) or [])
@@ -123,7 +123,7 @@ def read_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def memory_bytes() -> dict[str, int]:
-    """Return bytes in use: of this process ("host"), and of each GPU of it, with their peaks. Context: host."""
+    """Return the bytes in use, by this process ("host") and on each of its GPUs, with their peaks. Context: host."""
     found: dict[str, int] = {}
     with contextlib.suppress(OSError, StopIteration):
         names = {"host": "VmRSS", "host peak": "VmHWM"}

@@ -53,8 +53,8 @@ def compare_reports(paths: Any, output: str | os.PathLike[str] | None = None) ->
         The path of the page.
 
     Raises:
-        ValueError: a path does not exist, or is no report.
-        OSError: there are no numbers, or `output` cannot be written or is a file that is no report.
+        ValueError: a path does not exist, or is not a report.
+        OSError: there are no numbers, or `output` cannot be written or is a file that is not a report.
 
     Examples:
         >>> page = unisono.callbacks.compare_reports(["report.jsonl"], "both.html")
@@ -106,7 +106,7 @@ def _render_or_name_the_run(runs: Sequence[Run]) -> bytes:
 
 
 def render(runs: Sequence[Run], refresh_seconds: float | None = None) -> str:
-    """The page of one run or several; a browser reloads that of one in progress every `refresh_seconds` (None: never)."""
+    """Return the page of one or several runs; a browser reloads it during a run every `refresh_seconds` (None: never)."""
     template = _template()
     runs = findings.sort_runs(runs)
     with chart_style():
@@ -156,7 +156,7 @@ def _template() -> Any:
 
 
 def _shares(run: Run) -> list[tuple[str, float, float]]:
-    """(what the time was used for, seconds, part of the whole)."""
+    """Return (what the time was used for, seconds, share of the whole)."""
     seconds, waited = run.seconds(), run.mean_wait()
     parts = {label: seconds.get(part, 0.0) for part, label in _PARTS.items()}
     if waited is not None and not run.restarts and waited < parts["compute"]:
@@ -167,7 +167,7 @@ def _shares(run: Run) -> list[tuple[str, float, float]]:
 
 
 def slow_worker(run: Run) -> str:
-    """Return which worker, the one that waits least, the others wait for over a fifth of the epoch, and why; else ""."""
+    """Return which worker the others wait for over a fifth of the epoch (it waits least itself), and why; else ""."""
     workers = run.epochs[-1]["workers"] if run.epochs else []
     if len(workers) < 2:
         return ""

@@ -68,18 +68,18 @@ class Run:
         return {line["epoch"] for line in firsts if line}
 
     def metric_names(self) -> list[str]:
-        """Names of all metrics of training and validation, without "val_", in order."""
+        """Return the names of all metrics of training and validation, without "val_", in order."""
         names = {name.removeprefix("val_"): None for line in self.lines for name in line["logs"]}
         others = ("loss_scale", "skipped_steps")
         metrics = (name for name in names if name != "learning_rate" and not name.endswith(others))
         return sorted(metrics, key=lambda name: (name != "loss", not name.endswith("loss")))
 
     def log(self, name: str, fine: bool = True) -> Points:
-        """(epochs done, value) of one log; `fine`: including the values within epochs."""
+        """Return (epochs done, value) of one log; `fine`: including the values within epochs."""
         return self._points((line, line["logs"].get(name)) for line in (self.lines if fine else self.epochs))
 
     def recent(self, name: str) -> Points:
-        """(epochs done, value) of one log within epochs: its mean over the steps since the line before.
+        """Return (epochs done, value) of one log within epochs: its mean over the steps since the previous line.
 
             running mean m after a steps, n after b steps:    mean of the steps between = (b n - a m) / (b - a)
 
@@ -110,11 +110,11 @@ class Run:
         return points[-1][1] if points else None
 
     def value(self, name: str) -> Points:
-        """(epochs done, value) of "learning_rate" or "gradient_norm"."""
+        """Return (epochs done, value) of "learning_rate" or "gradient_norm"."""
         return self._points((line, line.get(name)) for line in self.lines)
 
     def samples_per_second(self) -> Points:
-        """(epochs done, samples per second over the epoch), validation and callbacks included."""
+        """Return (epochs done, samples per second over the epoch), validation and callbacks included."""
         return [
             (line["epoch"] + 1.0, line["steps"] * line["rows_per_step"] / line["elapsed"])
             for line in self.epochs
@@ -157,7 +157,7 @@ class Run:
 
 
 def read_run(path: Any) -> Run:
-    """Return the run whose lines are in `path`; an incomplete last line is left out. A ValueError for anything else."""
+    """Return the run whose lines are in `path`; an incomplete last line is left out; reject anything else."""
     run = Run(path.stem, path=path)
     try:
         data = read_plain(path, _MOST_BYTES + 1)
@@ -181,7 +181,7 @@ def read_run(path: Any) -> Run:
 
 
 def find_runs(folder: Any) -> list[Run]:
-    """Every run in the .jsonl files below `folder`, or in one such file, by start time; a ValueError where none has one."""
+    """Return the runs in the .jsonl files below `folder`, or in one file, by start time; raise a ValueError if none."""
     runs, problems = [], []
     for name in sorted(names_below(folder, ".jsonl")):
         try:

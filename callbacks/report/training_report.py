@@ -37,7 +37,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
     chief writes both; every worker must have the callback, because they exchange their times at the end of each epoch.
 
     Args:
-        path: of the page; the data has the same name with `.jsonl`. Files that no `TrainingReport` wrote are rejected.
+        path: the page; the data has the same name with `.jsonl`. Files that no `TrainingReport` wrote are rejected.
         title: str; None: the model's name.
         refresh_seconds: float; the page is written at most this often, in at most 1 % of the time, and at the end.
         gradient_norm: bool; measure the norm of the gradients, and on CPUs the wait for all-reduces, in each step.
@@ -82,18 +82,18 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
 
     def _forget(self) -> None:
         self._resumed = False
-        self._began: Any = None  # the time; None outside of a run
+        self._began: Any = None  # the time; None outside a run
         self._watch: Any = None
         self._run: Run | None = None
         self._means: set[str] | None = None  # the names of the logs that are running means
         self._own_seconds = self._render_seconds = 0.0
 
     def get_state(self) -> dict[str, int]:
-        """For backups: where the numbers end now."""
+        """Return where the numbers end now, for backups."""
         return {"size": self._file.size}
 
     def set_state(self, state: dict[str, int]) -> None:
-        """On resume: continues there, and notes the restart."""
+        """Continue there on resume, and note the restart."""
         self._resumed = self._file.continue_at(state["size"]) or self._resumed
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -122,7 +122,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         self._times_before = dict(state.times.seconds)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """In a custom loop, notes how long its batch was waited for."""
+        """In a custom loop, note how long it waited for its batch."""
         self._fit_state(lap="input")
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -226,7 +226,7 @@ def find_running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
     for method in ("train_step", "compute_metrics"):
         if getattr(type(model), method).__module__.partition(".")[0] not in ("unisono", "keras"):
             return set()
-    # Whether the result is the mean itself; that of RootMeanSquaredError, say, is not.
+    # Whether the result is the mean itself; that of RootMeanSquaredError, for example, is not.
     mean, metrics = keras.metrics.Mean, _all_metrics(model.metrics)
     kinds = {each.name: isinstance(each, mean) and type(each).result is mean.result for each in metrics}
     # An output's name comes before that of its metric.
@@ -235,7 +235,7 @@ def find_running_means(model: Any, logs: Mapping[str, Any]) -> set[str]:
 
 
 def _all_metrics(metrics: Any) -> list[Any]:
-    """Without those that hold others."""
+    """Return all metrics but those that hold others."""
     found = []
     for metric in metrics:
         inner = getattr(metric, "metrics", None)

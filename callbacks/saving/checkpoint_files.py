@@ -39,7 +39,7 @@ def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
 def verify_checkpoint(path: Any) -> bool | None:
     """Return whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
 
-    A `.keras` or `.h5` file whose end is missing is False, whoever wrote it.
+    The result is False for a `.keras` or `.h5` file whose end is missing, whoever wrote it.
 
     Examples:
         >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.ModelCheckpoint("checked.keras")])
@@ -106,7 +106,7 @@ def valid_entries(saved: Any) -> list[Saved]:
 
 
 def keep_foreign_file(path: Any) -> None:
-    """Rename a file that has content and that no `ModelCheckpoint` wrote: where Keras overwrites it, nothing is lost."""
+    """Rename a file that has content and that no `ModelCheckpoint` wrote: Keras would overwrite it."""
     try:
         if not size_of(path) or is_own(path, _LAST_LINE):
             return
@@ -145,7 +145,7 @@ def _append_checksum(path: Path) -> str:
 
 
 def _read_checksum(path: str | Path) -> tuple[str | None, int | None]:
-    """(checksum: None without one, empty where the end of the file is damaged; the end of its bytes: None for all)."""
+    """Return (checksum: None without one, empty if the end of the file is damaged; end of its bytes: None for all)."""
     with open_plain(path) as stream:
         size = _size(stream)
         stream.seek(max(0, size - _LAST_LINE_BYTES))

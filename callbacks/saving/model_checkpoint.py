@@ -43,14 +43,14 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
     - with several workers only the chief writes.
 
     Args:
-        filepath: str or path; may contain `{epoch}`, `{batch}` and the names of logs, as
+        filepath: str or path; may contain `{epoch}`, `{batch}` and the names of logs, such as
             `"{epoch:03d}-{val_loss:.4f}.keras"`.
         monitor: str; the log that decides what is best.
         verbose: 0, or 1 for a line at each save.
         save_best_only: save only when the monitored value is the best so far.
         save_weights_only: save `.weights.h5` and not the whole `.keras`.
         mode: "min", "max", or "auto": by the name of the metric.
-        save_freq: "epoch"; or an int: every so many steps; or seconds as a float, a `datetime.timedelta` or a string
+        save_freq: "epoch"; an int, to save every that many steps; or seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min", counted since the last save. The time that a killed run had waited counts too.
         initial_value_threshold: float or None; the value that the first save must beat.
         keep_best: int or None; keep the k files of this run with the best values. Without `keep_last`, no other is written.
@@ -102,7 +102,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         for name, value in (("keep_best", keep_best), ("keep_last", keep_last)):
             if whole_number(name, value, optional=True) is not None and "{" not in self.filepath:
                 raise ValueError(
-                    f"`{name}` ({value}) needs a name for each file: put {{epoch}} or {{{monitor}}} into "
+                    f"`{name}` ({value}) needs a different name for each file: put {{epoch}} or {{{monitor}}} into "
                     f"`filepath`. Received: {self.filepath}"
                 )
         self.keep_best = keep_best
@@ -119,7 +119,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return self.save_freq - steps % self.save_freq
 
     def _not_counted(self, step: int) -> int:
-        """Of the first `step` steps of this epoch, those that `_batches_seen_since_last_saving` does not count yet."""
+        """Return how many of the epoch's first `step` steps `_batches_seen_since_last_saving` does not count yet."""
         return step if self._last_batch_seen is None else step - self._last_batch_seen - 1
 
     def get_state(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             remove_leftovers(directory)
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
-        """Begins to count the batches of an epoch."""
+        """Begin to count the batches of an epoch."""
         super().on_epoch_begin(epoch, logs)
         self._last_batch_seen = None
 
@@ -169,7 +169,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return due > 0
 
     def _is_improvement(self, monitor_value: Any, reference_value: Any) -> bool:
-        """As in Keras, but any number is better than NaN."""
+        """Return whether a value is better, as in Keras, but with any number better than NaN."""
         if reference_value is not None and math.isnan(float(reference_value)):
             return not math.isnan(float(monitor_value))
         return bool(super()._is_improvement(monitor_value, reference_value))
@@ -257,7 +257,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return entry in self._select_kept([*self._others(entry), entry])
 
     def _select_kept(self, entries: list[Saved]) -> list[Saved]:
-        """The entries whose files are kept: the `keep_best` best, of equal ones the earlier, and the `keep_last` last."""
+        """Return the entries whose files are kept: the `keep_best` best, earliest of equals, and the `keep_last` last."""
 
         def order(one: Saved, other: Saved) -> int:
             if one.value is None or other.value is None:
@@ -273,7 +273,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         return [other for other in self._saved if other.name != entry.name]
 
     def _take_unwanted(self) -> list[Saved]:
-        """Return the files that are to be removed, which it forgets."""
+        """Return the files to remove, and forget them."""
         kept = self._select_kept(self._saved)
         removes = self.keep_best is not None or self.keep_last is not None
         unwanted = [entry for entry in self._saved if removes and entry not in kept]

@@ -57,7 +57,7 @@ class PredictionWriter(keras.callbacks.Callback):
         self._files: list[_ArrayFile] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises: `fit` makes no predictions."""
+        """Raise an error, because `fit` makes no predictions."""
         raise ValueError(
             f"`PredictionWriter` does nothing in `fit`: pass it to `predict`. Received: {self.path}"
         )
@@ -97,7 +97,7 @@ class PredictionWriter(keras.callbacks.Callback):
             raise safe_file.save_error(self._place.parent, error) from error
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """Give the files their name."""
+        """Move the complete files to their names."""
         if self._temporary is None:
             return
         self._keep_others()
@@ -115,8 +115,8 @@ class PredictionWriter(keras.callbacks.Callback):
         for each in sorted(self._place.iterdir()) if self._place.exists() else ():
             if not (each.is_file() and not each.is_symlink() and safe_file.is_own(each, _mark(each.name))):
                 raise ValueError(
-                    f"`path` of `PredictionWriter` is a folder with {each.name}, which it did not write and would delete: "
-                    f"give a separate folder. Received: {self.path}"
+                    f"`path` of `PredictionWriter` contains {each.name}, which `PredictionWriter` did not write and "
+                    f"would delete: pass a separate folder. Received: {self.path}"
                 )
 
     def on_predict_exit(self) -> None:
@@ -162,8 +162,8 @@ class PredictionWriter(keras.callbacks.Callback):
 
     def _reject_several(self, count: int) -> None:
         raise ValueError(
-            f"`path` of `PredictionWriter` is the file of one array, and the model has {count} outputs: give a folder, a "
-            f"path without the suffix .npy. Received: {self.path}"
+            f"`path` of `PredictionWriter` names the file of one array, but the model has {count} outputs: pass a "
+            f"folder, a path without the suffix .npy. Received: {self.path}"
         )
 
 
@@ -178,7 +178,7 @@ class _ArrayFile:
         self._write_header()
 
     def append(self, array: np.ndarray) -> None:
-        """Write samples; a ValueError where their shape or dtype differs from those before."""
+        """Write samples; raise a ValueError if their shape or dtype differs from those before."""
         if array.dtype != self._dtype or array.shape[1:] != self._sample:
             raise ValueError(
                 f"`PredictionWriter` writes samples of one shape and dtype, but after samples {list(self._sample)} of "

@@ -25,7 +25,7 @@ def is_default_hook(method: Callable[..., Any]) -> bool:
 
 
 def no_hook(*args: Any, **kwargs: Any) -> None:
-    """A hook that does nothing, and that counts as Keras' own."""
+    """Do nothing, as a hook that counts as Keras' own."""
 
 
 no_hook._is_default = True
@@ -75,5 +75,5 @@ stop_profile = methodcaller("_stop_trace")
 
 
 def profile_nothing(callback: Any) -> None:
-    """Has a TensorBoard capture no profile."""
+    """Make a TensorBoard capture no profile."""
     callback._should_trace = False

@@ -101,14 +101,14 @@ def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the error that Keras raised another of its type instead of, to add the arguments of a call; or `error`."""
+    """Return the error that Keras replaced by one of its type, to add the arguments of a call; else `error`."""
     while error.__suppress_context__ and error.__cause__ is None and type(error.__context__) is type(error):
         error = error.__context__  # pyright: ignore[reportAssignmentType]
     return error
 
 
 def find_rejected_shapes(error: BaseException) -> list[list[int | None]]:
-    """The shapes, without the batch, of the inputs that a layer's `input_spec` rejected; none where another error began."""
+    """Return the shapes, without the batch, of inputs that a layer's `input_spec` rejected; none if the cause differs."""
     checks = (
         frame.f_locals["inputs"]
         for frame, _ in traceback.walk_tb(first_error(error).__traceback__)

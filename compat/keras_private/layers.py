@@ -25,7 +25,7 @@ def is_own(layer: Any) -> bool:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Return the model and every layer in it, at any depth, in a fixed order; empty for objects that are no layers."""
+    """Return the model and every layer in it, at any depth, in a fixed order; empty for objects that are not layers."""
     return list(model._flatten_layers()) if isinstance(model, keras.layers.Layer) else []
 
 
@@ -103,7 +103,7 @@ def random_states_of(model: Any) -> list[keras.Variable]:
 
 
 def losses_of_layers(layer: Any) -> list[tuple[keras.layers.Layer, int, Any]]:
-    """The losses that `layer` and its sublayers have added with `add_loss`: each layer, the index of its loss, the loss."""
+    """Return what `layer` and its sublayers have added with `add_loss`: each layer, the index of its loss, the loss."""
     each = [(part, part._get_own_losses()) for part in layers_of(layer)]
     return [(part, number, loss) for part, losses in each for number, loss in enumerate(losses)]
 

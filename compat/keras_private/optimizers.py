@@ -29,7 +29,7 @@ def overwritten_by_gradient(variable: Any) -> bool:
 
 
 def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variables: list[Any]) -> None:
-    """`Optimizer.build`, bypassing `LossScaleOptimizer.build`, which would create the scale's variables again."""
+    """Call `Optimizer.build`, past `LossScaleOptimizer.build`, which would create the scale's variables again."""
     keras_optimizer.Optimizer.build(optimizer, variables)
 
 
@@ -74,7 +74,7 @@ def accumulator_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
 
 
 def state_of(optimizer: keras.optimizers.Optimizer) -> Callable[[Any], list[Any]]:
-    """The optimizer state of a trained variable: its item of every list with one for each of them (momentums, averages)."""
+    """Return the optimizer state of a trained variable: its item in each list with one per variable, such as momentums."""
     number = len(trained_variables(optimizer))
     every = own_variables(optimizer)  # count, rate and all state, in the order of creation
     lists = [each for each in vars(optimizer).values() if isinstance(each, list) and each is not every]
@@ -99,7 +99,7 @@ def index_of_optimizer(optimizer: Any, variable: Any) -> int:
 
 @contextlib.contextmanager
 def change_chosen_optimizer(optimizer: Any, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, a `MultiOptimizer` uses what `change` makes of the optimizer that it chooses for a variable."""
+    """Let a `MultiOptimizer` use, inside, what `change` makes of the optimizer that it chooses for a variable."""
     choose = optimizer._optimizer_map
     optimizer.__dict__["_optimizer_map"] = lambda variable: change(choose(variable))
     try:

@@ -24,7 +24,7 @@ def global_seed_generator_state(make: bool = False) -> Any:
 
 
 def seeds_as_set() -> dict[str, int | None]:
-    """The seeds that the program has set with `keras.utils.set_random_seed` and `tf.random.set_seed`; None without."""
+    """Return the seeds set with `keras.utils.set_random_seed` and `tf.random.set_seed`; None without."""
     return {
         "keras.utils.set_random_seed": rng_utils.get_random_seed(),
         "tf.random.set_seed": context.global_seed(),
@@ -37,7 +37,7 @@ def eager_seed_source() -> random.Random | None:
 
 
 def global_generator() -> tf.random.Generator | None:
-    """`tf.random.get_global_generator()` if one exists; None otherwise (the call would make one)."""
+    """Return `tf.random.get_global_generator()` if one exists; None otherwise (the call would make one)."""
     return stateful_random_ops.global_generator
 
 
@@ -61,7 +61,7 @@ class thread_state:
         self._attributes = dict(vars(global_state.GLOBAL_STATE_TRACKER))
 
     def enter(self) -> None:
-        """Give this thread the captured state; existing state of the thread stays."""
+        """Apply the captured state to this thread; state that the thread already has stays."""
         own = vars(global_state.GLOBAL_STATE_TRACKER)
         for name, value in self._attributes.items():
             if name not in _OF_ONE_THREAD:

@@ -44,7 +44,7 @@ loss_tracker = attrgetter("_loss_tracker")
 compile_config = attrgetter("_compile_config.config")
 """The arguments of `compile` as saved in a file; removed ones take their defaults."""
 strategy_of = attrgetter("_distribute_strategy")
-"""The strategy that the model was built under; None for one that was built outside of any scope."""
+"""The strategy that the model was built under; None for one that was built outside any scope."""
 epoch_to_begin_with = attrgetter("_initial_epoch")
 """The initial epoch that a callback of Keras has set."""
 check_compiled = private_method("_assert_compile_called")
@@ -80,7 +80,7 @@ def pretend_built(optimizer: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def find_compiled_metrics(model: Any) -> dict[str, Any]:
-    """Return the arguments `metrics` and `weighted_metrics` of `compile` that were given, by name."""
+    """Return the arguments `metrics` and `weighted_metrics` that were passed to `compile`, by name."""
     metrics = compiled_metrics(model)
     given = (metrics._user_metrics, metrics._user_weighted_metrics) if metrics is not None else ()
     return {name: value for name, value in zip(("metrics", "weighted_metrics"), given) if value is not None}
@@ -92,7 +92,7 @@ def find_loss_weights(model: Any) -> Any:
 
 
 def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """`model.compute_loss`, with or without the argument `training`, as written; a TypeError if it returns no number."""
+    """Call `model.compute_loss`, with `training` if it takes that; raise a TypeError if it returns no number."""
     loss = model._compute_loss(*args, **kwargs)
     if loss is None or isinstance(loss, str | bytes) or (isinstance(loss, list | tuple | dict) and not loss):
         hint = ": is a `return` missing?" if loss is None else ""
@@ -137,7 +137,7 @@ def plain_fit() -> weakref.ref[Any] | None:
 
 
 def still_runs(fit: weakref.ref[Any]) -> bool:
-    """Whether the result of `plain_fit` still runs, in any thread. After an error a traceback may keep its list alive."""
+    """Return whether the result of `plain_fit` still runs, in any thread; after an error a traceback may keep it alive."""
     callbacks = fit()
     frames = (frame for top in sys._current_frames().values() for frame in _plain_fits(top))
     return callbacks is not None and any(frame.f_locals.get("callbacks") is callbacks for frame in frames)
@@ -152,7 +152,7 @@ def _plain_fits(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 
 def losses_of_classes(model: Any) -> list[tuple[tuple[Any, ...], Any]]:
-    """(position in the outputs, ignored class or None) of each loss whose targets are class numbers."""
+    """Return (position in the outputs, ignored class or None) of each loss whose targets are class numbers."""
     functions = (keras.losses.sparse_categorical_crossentropy, keras.losses.ctc)
     losses = getattr(model._compile_loss, "_flat_losses", None) or ()
     of_classes = [entry for entry in losses if getattr(entry.loss, "fn", None) in functions]

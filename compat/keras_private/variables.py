@@ -19,7 +19,7 @@ _SCOPE = "stateless_scope"
 
 
 def raw_value(variable: Any) -> Any:
-    """The TensorFlow variable in a Keras variable, even where a scope records another value; else `variable` itself."""
+    """Return the TensorFlow variable in a Keras variable, even if a scope records another value; else `variable`."""
     return getattr(variable, "_value", variable)
 
 
@@ -34,7 +34,7 @@ def is_plain(variable: Any) -> bool:
 
 
 def autocast(variable: keras.Variable, value: Any) -> Any:
-    """`value` in the dtype that a read of `variable` has here."""
+    """Return `value` in the dtype that a read of `variable` has here."""
     return variable._maybe_autocast(value)
 
 
@@ -61,7 +61,7 @@ def collects_writes() -> bool:
 
 @contextlib.contextmanager
 def direct_writes(write: Callable[[Any, Any], Any] | None = None) -> Iterator[None]:
-    """Writes to Keras variables are made at once, by `write(variable, value)` or else `assign`, whatever the scope."""
+    """Make writes to Keras variables at once, by `write(variable, value)` or else `assign`, whatever the scope."""
     scope = stateless_scope()
     global_state.set_global_attribute(_SCOPE, None if write is None else _WrittenAtOnce(write))
     try:
@@ -133,7 +133,7 @@ def _mark_left(value: Any, left: bool = True) -> None:
 
 
 def was_left(captured: Any) -> bool:
-    """Whether a function has captured a TensorFlow variable that was inside a Keras variable which has another one now."""
+    """Return whether a function captured a TensorFlow variable that has since been replaced in its Keras variable."""
     return _left(captured)[0]
 
 
@@ -149,7 +149,7 @@ def replace_value(variable: keras.Variable, value: Any) -> Iterator[None]:
 
 
 def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> contextlib.AbstractContextManager[None]:
-    """Inside, each Keras variable reports the paired shape, which Keras' functions read."""
+    """Let each Keras variable report the paired shape inside, which Keras' functions read."""
     return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 
 
@@ -202,7 +202,7 @@ class VariableStandIn:
         return self.read_value()
 
     def assign_add(self, value: Any) -> Any:
-        """Adds to it."""
+        """Add to it."""
         return self.assign(self.read_value() + tf.cast(value, self.dtype))
 
     def assign_sub(self, value: Any) -> Any:
@@ -210,7 +210,7 @@ class VariableStandIn:
         return self.assign(self.read_value() - tf.cast(value, self.dtype))
 
     def scatter_add(self, slices: tf.IndexedSlices) -> Any:
-        """Adds to the slices of a sparse update."""
+        """Add to the slices of a sparse update."""
         return self._scatter(tf.tensor_scatter_nd_add, slices)
 
     def scatter_sub(self, slices: tf.IndexedSlices) -> Any:

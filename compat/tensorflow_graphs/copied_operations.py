@@ -22,8 +22,8 @@ class TracedOnce:
     read nothing else of its places, and may do nothing but make operations. Operations that depend on no place and have no
     effect are shared.
 
-    Context: one graph and one block of it (a branch, a loop's body). Outside of graphs of functions, where a gradient tape
-    records, for places that are no plain variables or dense tensors of a graph, and where `is_allowed` is false, because the
+    Context: one graph and one block of it (a branch, a loop's body). Outside graphs of functions, where a gradient tape
+    records, for places other than plain variables and dense tensors of a graph, and where `is_allowed` is false, because the
     code may not meet these conditions, it is run each time.
     """
 

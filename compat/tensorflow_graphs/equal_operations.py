@@ -39,7 +39,7 @@ def reuse_equal_operations(operations: dict[Any, Any] | None = None) -> Iterator
 
 
 def once_where_asked(create: Callable[..., Any]) -> Callable[..., Any]:
-    """`FuncGraph._create_op_internal` instead of `create`, which makes an operation; see `made_once`."""
+    """Wrap `create`, which makes an operation, as `FuncGraph._create_op_internal`; see `made_once`."""
 
     @functools.wraps(create)
     def create_or_find(

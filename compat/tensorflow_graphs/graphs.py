@@ -26,7 +26,7 @@ _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have sid
 
 
 def graph_function(fn: Callable[..., Any], **kwargs: Any) -> Any:
-    """`tf.function` of an internal function: no AutoGraph, and no retracing warning for each new model."""
+    """Make a `tf.function` of an internal function: no AutoGraph, and no retracing warning for each new model."""
     function = tf.function(fn, autograph=False, **kwargs)
     function._omit_frequent_tracing_warning = True
     return function
@@ -61,7 +61,7 @@ def graph_for(function: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def _run_graph(graph: Any, *args: Any) -> Any:
-    given = itertools.zip_longest(graph.function_type.parameters, args)  # defaults are no tensors
+    given = itertools.zip_longest(graph.function_type.parameters, args)  # defaults are not tensors
     inputs = graph.function_type.unpack_inputs(inspect.BoundArguments(graph.function_type, dict(given)))
     return graph._call_flat(inputs, graph.captured_inputs)
 
@@ -70,7 +70,7 @@ def inline_function(function: Any) -> Callable[..., Any] | None:
     """Return the body of a user's `tf.function`, for the graph that calls it; None for an internal function."""
     eager = tf.executing_eagerly()
     module = str(getattr(function.python_function, "__module__", ""))
-    internal = eager and module.startswith("tensorflow.")  # `tf.vectorized_map`, which is no eager code
+    internal = eager and module.startswith("tensorflow.")  # `tf.vectorized_map`, which is not eager code
     if function._omit_frequent_tracing_warning or internal:
         return None
     if not function._autograph or eager:
@@ -88,7 +88,7 @@ def retrace_compiled(function: Any) -> Callable[..., Any] | None:
 
 
 def _reconvert(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn`, its Python code converted: Keras switches conversion off around steps."""
+    """Return `fn` with its Python code converted, as Keras switches conversion off around steps."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
@@ -104,7 +104,7 @@ def leave_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def convert_as_in(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
-    """`fn`, its `if` and `while` on tensors converted as they would be where `status` was read (`control_status_ctx`)."""
+    """Return `fn` with its `if` and `while` on tensors converted as where `status` was read (`control_status_ctx`)."""
     return tf_convert(fn, status, convert_by_default=False)
 
 
@@ -168,7 +168,7 @@ def _bytes(tensor: Any) -> int:
 
 
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
-    """A temporary graph: for reading structure from code that creates operations."""
+    """Enter a temporary graph, to read structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()
 
 
@@ -188,7 +188,7 @@ def is_inside(graph: Any, outer: Any) -> bool:
 
 @contextlib.contextmanager
 def effects() -> Iterator[list[tf.Operation]]:
-    """A list that gets the operations with side effects that the block makes in a graph, for `tf.control_dependencies`."""
+    """Yield a list that gets the graph operations with side effects of the block, for `tf.control_dependencies`."""
     made: list[tf.Operation] = []
     if tf.executing_eagerly():
         yield made

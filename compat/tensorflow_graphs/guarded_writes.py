@@ -31,7 +31,7 @@ def writes_only_where_here() -> Callable[[], contextlib.AbstractContextManager[N
 
 
 def _guard_write(write: Callable[..., Any], original: Any) -> Any:
-    """The method `original` of variables; under a guard it is `write(original, condition, variable, ...)`, unguarded."""
+    """Return the method `original` of variables; under a guard it calls `write(original, condition, variable, ...)`."""
 
     @functools.wraps(original)
     def guarded(variable: Any, *args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,7 @@ def size_on_host(size: tf.Tensor) -> tf.Tensor:
 
 
 def compares_on_host(graph: Any, kind: str, inputs: Sequence[Any]) -> bool:
-    """Whether an operation compares 32-bit integers of a GPU, which TensorFlow would do on the host; not scalars."""
+    """Return whether an operation compares a GPU's 32-bit integers, not scalars, as TensorFlow would on the host."""
     if kind not in _COMPARISONS or not all(each.dtype == tf.int32 for each in inputs):
         return False
     of_sizes = _known.of(graph)
@@ -102,7 +102,7 @@ def _takes_from_host(operation: tf.Operation, index: int) -> bool:
 
 
 def _host_arguments(operation: tf.Operation) -> frozenset[str] | None:
-    """The arguments and results that the kernel for GPUs has in the host's memory; None where there is no such kernel."""
+    """Return the arguments and results that the GPU kernel has in the host's memory; None if there is no such kernel."""
     for constraints, kept in _kernels(operation.type):
         if all(operation.get_attr(name) in allowed for name, allowed in constraints):
             return kept

@@ -37,20 +37,20 @@ class MadeOperations:
 
     @contextlib.contextmanager
     def of_calls(self, layers: Sequence[Any]) -> Iterator[None]:
-        """Inside, the operations that this thread makes in calls of `layers` are recorded."""
+        """Record the operations that this thread makes in calls of `layers` inside."""
         with tracing.set_to(recorder=self if layers else None):
             with share_attributes("call", [(layer, _record_calls) for layer in layers]):
                 yield
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """Inside, all operations are recorded, in a scope of their own."""
+        """Record all operations inside, in a separate scope."""
         with self._record(True), tf.name_scope(f"call_on_each_replica_{len(self._scopes)}") as scope:
             self._scopes.add(scope.split("/")[-2])
             yield
 
     def of_gradient(self, scope: str) -> contextlib.AbstractContextManager[None]:
-        """Inside, operations are recorded if they differentiate a recorded one, which was made in `scope`."""
+        """Record operations inside if they differentiate a recorded one, which was made in `scope`."""
         return self._record(self._inside or not self._scopes.isdisjoint(scope.split("/")))
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ def _record_calls(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_made_operations(create: Callable[..., Any]) -> Callable[..., Any]:
-    """`FuncGraph._create_op_internal` instead of `create`, which makes an operation; see `MadeOperations`."""
+    """Wrap `create`, which makes an operation, as `FuncGraph._create_op_internal`; see `MadeOperations`."""
 
     @functools.wraps(create)
     def create_and_note(*args: Any, **kwargs: Any) -> Any:

@@ -42,7 +42,7 @@ def trace_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], 
     Distributed variables are read from their first copy. The inputs of the graph begin with placeholders for `specs`, its
     outputs are the results. With `for_xla`, XLA will compile it, and loops know the size of their lists.
     """
-    with tf.init_scope():  # its outer graph; inside of the scope tapes would not record
+    with tf.init_scope():  # its outer graph; inside the scope tapes would not record
         graph: Any = tf.__internal__.FuncGraph("step")
     with (
         graph.as_default(),
@@ -68,7 +68,7 @@ def graph_of(fn: Callable[..., list[Any]], like: Sequence[tf.Tensor]) -> Any:
 
 @contextlib.contextmanager
 def as_on_one_device() -> Iterator[None]:
-    """Inside, the current graph is traced under the default strategy: distributed variables are read as their first copy."""
+    """Trace the current graph, inside, under the default strategy: reads of distributed variables are of the first copy."""
     graph: Any = tf.compat.v1.get_default_graph()
     around, graph._distribution_strategy_stack = graph._distribution_strategy_stack, []
     none = tf.saved_model.SaveOptions(
@@ -130,7 +130,7 @@ def copy_into_graph(
 ) -> Any:
     """Copy an operation of any graph into the current graph, to run after `controls`.
 
-    A branch or a loop may be given scalars in addition to the inputs of `op`, and other `functions` by the names of its own.
+    A branch or a loop may get scalars in addition to the inputs of `op`, and replacements of its `functions`, by name.
     A draw of random numbers gets another seed for each `seed`. `changed` attributes are lists of int.
     """
     graph: Any = tf.compat.v1.get_default_graph()

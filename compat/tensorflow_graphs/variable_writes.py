@@ -47,7 +47,7 @@ def note_writes() -> Iterator[Callable[[], list[Any]]]:
 
 
 def _find_captured(tensor: Any) -> Any:
-    """Return what a tensor stands for outside of all graphs that have captured it."""
+    """Return what a tensor stands for outside all graphs that have captured it."""
     graph: Any = getattr(tensor, "graph", None)
     while isinstance(graph, tf.__internal__.FuncGraph):
         outer = next((outer for outer, inner in graph.captures if inner is tensor), None)

@@ -1,1 +1,1 @@
-"""Private names of TensorFlow outside of graphs: strategies, clusters, devices, data pipelines, profiles."""
+"""Private names of TensorFlow outside graphs: strategies, clusters, devices, data pipelines, profiles."""

@@ -45,7 +45,7 @@ def read_dataset(x: Any) -> Any:
 
 
 def numbers_of(dataset: tf.data.Dataset, *names: str) -> list[list[int]]:
-    """These attributes of each transformation of a pipeline that has all of them, without those in functions."""
+    """Return these attributes of each transformation of a pipeline that has all of them, without those in functions."""
     found = [[tf.get_static_value(getattr(each, n, None)) for n in names] for each in datasets_of(dataset)]
     return [[int(number) for number in numbers] for numbers in found if not any(n is None for n in numbers)]
 

@@ -122,14 +122,14 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
 
 
 def in_any_order(dataset: tf.data.Dataset) -> bool:
-    """Whether the order of the elements differs in every run: `deterministic=False` in the options or a transformation."""
+    """Return whether the order of elements differs in every run: `deterministic=False` in options or a transformation."""
     return dataset.options().deterministic is False or any(
         step.in_any_order for step in transformations(dataset)
     )
 
 
 def dataset_graph(dataset: tf.data.Dataset) -> Any:
-    """The GraphDef of a pipeline, without states outside of it; a tf.errors.OpError or ValueError if it has no graph."""
+    """Return the GraphDef of a pipeline, without outside state; raise a tf.errors.OpError or ValueError if it has none."""
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
     return tf.compat.v1.GraphDef.FromString(graph)

@@ -33,7 +33,7 @@ def devices_of(strategy: tf.distribute.Strategy) -> list[str]:
 
 
 def find_traced_replica() -> int | None:
-    """The number of the replica in its worker, where each replica has a tracing thread; None where one trace serves all."""
+    """Return the number of the replica in its worker if each replica has a tracing thread; None if one trace serves all."""
     index = getattr(tf.distribute.get_replica_context(), "_replica_id", None)
     return index if isinstance(index, int) else None
 
@@ -43,7 +43,7 @@ _grouped: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def give_collectives_a_group(strategy: Any) -> None:
-    """Give a `MirroredStrategy` groups of its own: a group has one size for the life of a process."""
+    """Assign separate groups to a `MirroredStrategy`, because a group keeps its size for the life of a process."""
     if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
         return
     _grouped.add(strategy)
@@ -54,7 +54,7 @@ def give_collectives_a_group(strategy: Any) -> None:
 
 
 def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Inside, `check` runs before this replica waits for the others of a strategy with a thread for each replica."""
+    """Run `check`, inside, before this replica waits for the others of a strategy with a thread for each replica."""
 
     def checked(original: Callable[..., Any]) -> Callable[..., Any]:
         def merge(fn: Any, args: Any, kwargs: Any) -> Any:

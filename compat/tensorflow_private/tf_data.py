@@ -46,7 +46,7 @@ def find_parts(distributed: Any) -> DistributedParts:
 
 
 def count_shuffles(dataset: tf.data.Dataset) -> int:
-    """Return the `shuffle` transformations in a pipeline, those inside of functions not counted."""
+    """Return the `shuffle` transformations in a pipeline, those inside functions not counted."""
     return sum(type(each).__name__ == "_ShuffleDataset" for each in datasets_of(dataset))
 
 
@@ -112,7 +112,7 @@ def _serialize_untuned() -> bytes:
 
 
 def _make_empty(dataset: tf.data.Dataset) -> tf.Tensor:
-    """`dataset.take(0)`, without tuning, made of raw operations, because the Python API takes milliseconds."""
+    """Return `dataset.take(0)`, without tuning, made of raw operations, because the Python API takes milliseconds."""
     kinds: dict[str, Any] = {
         "output_types": structure.get_flat_tensor_types(dataset.element_spec),
         "output_shapes": structure.get_flat_tensor_shapes(dataset.element_spec),
@@ -133,4 +133,4 @@ def _wait_for_ends() -> None:
     for thread in list(_ending):
         thread.join(max(0.0, until - time.monotonic()))
     if _ending:
-        _log.warning("%d input pipelines had not ended %.0f s after the program.", len(_ending), _PATIENCE)
+        _log.warning("%d input pipelines still ran %.0f s after the program ended.", len(_ending), _PATIENCE)

@@ -16,7 +16,7 @@ _SMALL = 4096  # elements; Python reads counters, rates and seeds while a model 
 
 @contextlib.contextmanager
 def variables_without_memory() -> Iterator[None]:
-    """Large variables that an initializer makes in the block have no value: only graphs can read them."""
+    """Give large variables that an initializer makes in the block no value, so that only graphs can read them."""
 
     def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
         initial = arguments.get("initial_value")
@@ -45,6 +45,6 @@ def read_unrecorded(variable: Any) -> Any:
 
 
 def record_as_read(variable: Any, value: tf.Tensor) -> None:
-    """Gradient tapes of this thread take `value`, of the shape of `variable`, as the result of reading the variable."""
+    """Let gradient tapes of this thread take `value`, of the shape of `variable`, as the result of reading it."""
     tape.variable_accessed(variable)
     record.record_operation("ReadVariableOp", [value], [variable.handle], lambda gradient: [gradient])

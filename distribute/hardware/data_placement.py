@@ -1,4 +1,4 @@
-"""The placement of the arrays given to `fit` during the steps: on the GPUs, or on the host."""
+"""The placement of the arrays passed to `fit` during the steps: on the GPUs, or on the host."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _setting = ("auto", MEMORY_SHARE)
 
 
 def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> None:
-    """Set the placement of the arrays given to `fit`, `evaluate` and `predict`, from the next call on.
+    """Set the placement of the arrays passed to `fit`, `evaluate` and `predict`, from the next call on.
 
     On a GPU the samples of a batch are selected from the arrays there, and nothing is copied between steps. On the host they
     are selected there, each GPU receives its own samples, and the next batches are copied while a step runs. `fit` prints
@@ -26,7 +26,7 @@ def keep_data_on(place: str = "auto", memory_share: float = MEMORY_SHARE) -> Non
         memory_share: above 0, at most 1.
 
     Raises:
-        ValueError: another place, or a share that is no number in its range.
+        ValueError: `place` or `memory_share` is none of these values.
 
     Examples:
         >>> unisono.distribute.keep_data_on("auto")
@@ -62,7 +62,7 @@ def data_home(
     if not dense:
         there, why = False, ": strings, ragged and sparse tensors cannot be on a GPU"
     elif place != "auto":
-        there, why = place == "device", ", as keep_data_on says"
+        there, why = place == "device", ", as keep_data_on requires"
     else:
         left = [(free or free_memory)(device) for device in devices]
         known = [amount for amount in left if amount is not None]

@@ -15,11 +15,11 @@ _GROUP = Path("/sys/fs/cgroup")
 def grow_gpu_memory(enabled: bool = True) -> list[str]:
     """Let TensorFlow allocate the memory of every GPU on demand, instead of nearly all of it at the start.
 
-    For machines that several programs share, and to see a program's demand in `nvidia-smi`. Allocated memory is not returned
+    Use it on machines that several programs share, or to see a program's demand in `nvidia-smi`. Memory is not returned
     before the program ends, and fragments more. Call it before anything else uses TensorFlow's devices.
 
     Args:
-        enabled: False: all of it at the start, as by default.
+        enabled: False allocates all of it at the start, as by default.
 
     Returns:
         The names of the GPUs; an empty list without GPUs.
@@ -58,7 +58,7 @@ def free_memory(device: str) -> int | None:
 class PeakMemory:
     """The peak memory of one device of this process. All CPUs count as one device, with the memory of the process.
 
-    A RuntimeError where the operating system does not report a process's memory.
+    Raises a RuntimeError if the operating system does not report a process's memory.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -75,17 +75,17 @@ class PeakMemory:
                 _CLEAR.write_text("5")
             except OSError as error:
                 raise RuntimeError(
-                    f"The memory of a process is not reported here ({error}): use Linux, or a GPU."
+                    f"The memory of a process cannot be measured here ({error}): use Linux, or a GPU."
                 ) from error
 
     def most(self) -> int:
-        """Return peak bytes since `reset`, of the device with the highest peak."""
+        """Return the peak bytes since `reset`, of the device with the highest peak."""
         if self._gpus:
             return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
         return bytes_in(STATUS, "VmHWM")
 
     def limit(self) -> int:
-        """Return bytes of the smallest device; for the host, the memory of this process plus the free memory."""
+        """Return the bytes of the smallest device; for the host, the memory of this process plus the free memory."""
         if self._gpus:
             return min(memory_limit(gpu) or 0 for gpu in self._gpus)
         used = bytes_in(STATUS, "VmRSS")
@@ -97,7 +97,7 @@ class PeakMemory:
 
 
 def bytes_in(file: Path, name: str) -> int:
-    """Return the bytes that a file of proc(5) gives under a name, as in `VmRSS:  1234 kB`."""
+    """Return the bytes that a file of proc(5) states under a name, as in `VmRSS:  1234 kB`."""
     line = next(line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 

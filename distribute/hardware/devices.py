@@ -46,7 +46,7 @@ def simulate_devices(count: int) -> list[str]:
         found = len(tf.config.list_logical_devices("CPU"))
         if found != count:
             raise RuntimeError(
-                f"`count` ({count}) cannot be set any more: TensorFlow already uses {found} CPU device(s). Call "
+                f"`count` ({count}) can no longer be set: TensorFlow already uses {found} CPU device(s). Call "
                 f"simulate_devices before anything else that uses TensorFlow."
             ) from None
     return [f"/device:CPU:{index}" for index in range(count)]
@@ -88,7 +88,7 @@ def wait_for_accelerators() -> None:
 def resolve_devices(devices: Sequence[str]) -> list[str]:
     """Return the full names of devices: "/job:localhost/replica:0/task:0/device:GPU:0" for "GPU:0" (of this process).
 
-    A ValueError for a device that does not exist lists the existing ones.
+    A ValueError for a device that does not exist lists those that do.
     """
     if not isinstance(devices, list | tuple) or not devices:
         raise ValueError(
@@ -115,7 +115,7 @@ def check_exist(argument: str, devices: Sequence[str]) -> None:
         spec = tf.DeviceSpec.from_string(name)
         if spec.job in (None, _THIS_PROCESS) and spec.device_type and _full(spec) not in _find_existing():
             here = ", ".join(device.name for device in tf.config.list_logical_devices())
-            raise ValueError(f"`{argument}` has the device {name!r}, which does not exist: there are {here}.")
+            raise ValueError(f"`{argument}` names {name!r}, which does not exist: there are {here}.")
 
 
 def _find_existing() -> list[tf.DeviceSpec]:

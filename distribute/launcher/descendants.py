@@ -15,12 +15,12 @@ _PAUSE = 0.01
 
 
 def adopt_orphans() -> None:
-    """Orphaned descendants become children of this process from now on."""
+    """Make orphaned descendants children of this process from now on."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """In a child, before it runs its program: the kernel kills it when the launcher dies."""
+    """Let the kernel kill a child when the launcher dies; the child calls it before it runs its program."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 

@@ -50,7 +50,7 @@ class Failure:
     what: str  # the failure, as a predicate: "exited with status 3"
     time: float
     status: int  # the exit status for the launcher, never 0
-    # The error and its location, the same for every repetition; None for a cause outside of the program (a signal from
+    # The error and its location, the same for every repetition; None for a cause outside the program (a signal from
     # outside, a process that hangs).
     error: str | None = None
     hangs: bool = False  # whether it still runs, and will not end on request
@@ -148,7 +148,7 @@ def _describe_loss(lost: ProcessState, survivor: ProcessState, now: float) -> Fa
     """Return the failure of a process that others lost, and that has not failed itself."""
     noticed = survivor.ended if survivor.error is None else survivor.error.time
     if lost.code is not None:
-        early = f"ended early, with status 0, while {survivor.task.name} still needed it"
+        early = f"exited early, with status 0, while {survivor.task.name} still needed it"
         what = early if lost.code == 0 else how_it_ended(lost.code)
         return Failure(lost.task.name, what + _position(lost), min(lost.ended, noticed - _INSTANT), 1)
     if lost.stopped is not None:  # a process that the others can replace
@@ -192,7 +192,7 @@ class Restarts:
         self.repeated = False
 
     def next(self, error: str | None, counted: bool = True) -> float | None:
-        """The seconds before the next attempt, or None: no more; `error`: the last one and its step; None: from outside."""
+        """Return the seconds to the next attempt, None for no more; `error`: the last and its step; None: from outside."""
         if not counted:
             return _FIRST_PAUSE
         self.repeated = error is not None and error == self._error

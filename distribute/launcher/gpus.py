@@ -44,7 +44,7 @@ def read_gpus() -> list[Gpu]:
 
 
 def complaint() -> str:
-    """The message of `nvidia-smi` where it exists and lists no GPU, as with a driver of another version; else empty."""
+    """Return the message of `nvidia-smi` if it lists no GPU, as with a driver of a different version; else empty."""
     said = _nvidia_smi()
     if said is None or parse(said) or "no devices" in said.lower():
         return ""
@@ -52,7 +52,7 @@ def complaint() -> str:
 
 
 def _nvidia_smi() -> str | None:
-    """Its output about all GPUs; None where it is not installed, "" without an answer."""
+    """Return its output about all GPUs; None if it is not installed, "" without an answer."""
     if (tool := shutil.which("nvidia-smi")) is None:
         return None
     command = [tool, f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits"]

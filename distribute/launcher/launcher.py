@@ -32,8 +32,8 @@ _PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "is in u
 _WRONG_ARGUMENT = 2
 _SAVED = 143  # of a worker that saved and exited because a signal asked it to
 _ELASTIC = {
-    REJOIN: "the workers saved, to start again with the machine that came",
-    NO_PLACE: "the machine of the endpoint is lost, or too few came: start this command again later",
+    REJOIN: "the workers saved, to restart with the machine that joined",
+    NO_PLACE: "the machine of the endpoint is lost, or too few joined: run this command again later",
 }
 _MOST_OTHERS = 8
 WARNING = (
@@ -46,7 +46,7 @@ WARNING = (
 class Launcher:
     """Runs a script, with its arguments, on every worker of a layout until all are done.
 
-    It schedules the attempts: when one is over, whether another follows, how long ending may take. `Processes` starts and
+    It decides when an attempt is over, whether another follows, and how long processes have to exit. `Processes` starts and
     ends processes, `attribute` finds the one that failed first, `Restarts` decides whether to try again.
     """
 
@@ -62,11 +62,11 @@ class Launcher:
     _lost_at: str | None = None  # the position in training at which workers of other machines were lost last
 
     def run(self) -> int:
-        """Runs to the end, and returns the exit status. Context: no thread has been started.
+        """Run to the end, and return the exit status. Context: no thread has been started.
 
-        It is 0 when every script ended with 0; else that of the process that failed first (128 + the signal where a signal
-        ended it, 1 where its status was 0), or 128 + the signal that ended the launcher; 2 if the machine has too few
-        GPUs. An OSError if the kernel allows no private network.
+        It is 0 if every script exited with 0; else that of the process that failed first (128 + the signal where a signal
+        killed it, 1 where its status was 0), or 128 + the signal that stopped the launcher; 2 if the machine has too few
+        GPUs. Raise an OSError if the kernel allows no private network.
         """
         adopt_orphans()
         layout = self.layout
@@ -107,7 +107,7 @@ class Launcher:
                 return 0
             first = failed[0]
             if self._saving and first.status == _SAVED:
-                _say("the workers saved and ended after SIGUSR1")
+                _say("the workers saved and exited after SIGUSR1")
                 return _SAVED
             self._report(failed, processes)
             if self._stopping is not None:
@@ -115,7 +115,7 @@ class Launcher:
             if self.layout.fewest_nodes and first.status == NO_PLACE:
                 return NO_PLACE
             if first.error and first.error.startswith("FolderInUseError"):  # a restart would take it back
-                _say("another run has this directory of backups: there is no restart")
+                _say("another run uses this directory of backups: not restarting")
                 return first.status
             last = processes.output.last_lines(first.name)
             if (
@@ -124,22 +124,22 @@ class Launcher:
                 and any(mark in line for line in last for mark in _PORT_TAKEN)
             ):
                 port_retries -= 1
-                _say("another program took the port in between: starting again with other ports")
+                _say("another program took the port in the meantime: restarting with other ports")
                 continue
             counted = not self.layout.fewest_nodes or self._is_own(first, processes)
             if (pause := restarts.next(first.error, counted)) is None:
                 if restarts.repeated:
-                    _say("it is the same error at the same step as before: there is no further restart")
+                    _say("this is the same error at the same step as before: not restarting again")
                 return first.status
             attempt += 1
             number = f", restart {attempt} of {self.most_restarts}" if counted else ""
-            _say(f"starting all again in {pause:g} s{number}")
+            _say(f"restarting all processes in {pause:g} s{number}")
             self._sleep(pause)
             if self._stopping is not None:
                 return 128 + self._stopping
 
     def _watch(self, processes: Processes) -> list[Failure]:
-        """Return one attempt, until all scripts have ended well ([]) or the failed processes are known."""
+        """Watch one attempt until all scripts have ended well (return []) or the failed processes are known."""
         spares = {}
         deadline, failures = None, []
         while processes.scripts_left:
@@ -170,7 +170,7 @@ class Launcher:
         return failures
 
     def _is_own(self, first: Failure, processes: Processes) -> bool:
-        """Whether an elastic launch failed by itself, and not because machines come or go, at another step each time."""
+        """Return whether an elastic launch failed by itself, not because machines came or went at varying steps."""
         os.environ[SINCE] = str(first.time)
         if first.status == REJOIN:
             return False
@@ -185,7 +185,7 @@ class Launcher:
         if (pause := restarts.next(None)) is None:
             _say(f"{task.name} {how_it_ended(code)}: training continues without it")
         else:
-            _say(f"{task.name} {how_it_ended(code)}: starting it again in {pause:g} s")
+            _say(f"{task.name} {how_it_ended(code)}: restarting it in {pause:g} s")
             processes.start_later(task, pause)
 
     def _silent(self, processes: Processes) -> bool:
@@ -195,7 +195,7 @@ class Launcher:
         timeout = self.layout.timeout
         for task in processes.find_stopped(_SPARE_SHARE * timeout):
             if task.role == "spare":
-                _say(f"{task.name} has been stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is ended")
+                _say(f"{task.name} was stopped (SIGSTOP) for {_SPARE_SHARE * timeout:g} s, and is killed")
                 processes.kill(task.name)
         return any(task.role != "spare" for task in processes.find_stopped(timeout + _PATIENCE))
 
@@ -213,15 +213,15 @@ class Launcher:
         first, *others = failed
         number = self._stopping
         if number is not None and first.what in (how_it_ended(-number), how_it_ended(128 + number)):
-            _say(f"the workers ended after {signal.Signals(number).name}")
+            _say(f"the workers exited after {signal.Signals(number).name}")
             return
         if self.layout.fewest_nodes and first.status in _ELASTIC:
             _say(_ELASTIC[first.status])
             return
         if first.of_others and self.layout.nnodes > 1:
-            _say(f"{first.name} lost a worker of another machine: it {first.what}.")
+            _say(f"{first.name} lost a worker on another machine: it {first.what}.")
         else:
-            _say(f"{first.name} failed first: it {first.what}. The others were ended.")
+            _say(f"{first.name} failed first: it {first.what}. The others were stopped.")
         for other in others[:_MOST_OTHERS]:
             _say(f"{other.name} failed too: it {other.what}.")
         if lines := processes.last_lines(first.name):
@@ -234,7 +234,7 @@ class Launcher:
         return taken
 
     def _sleep(self, seconds: float) -> None:
-        """Waits, until a signal ends the launcher."""
+        """Wait, until a signal ends the launcher."""
         until = time.monotonic() + seconds
         while self._stopping is None and time.monotonic() < until:
             time.sleep(0.05)
@@ -243,7 +243,7 @@ class Launcher:
 
 def _describe_unwilling(processes: Processes, number: int) -> Failure:
     """Return the failure of a worker that did not end within its grace period after a signal."""
-    what = f"did not end after {signal.Signals(number).name}"
+    what = f"did not exit after {signal.Signals(number).name}"
     return Failure(processes.any_script().name, what, time.time(), 1)
 
 

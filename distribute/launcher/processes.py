@@ -59,7 +59,7 @@ class Processes:
         self.output.add(task.name, process.stdout, process.stderr)
 
     def start_later(self, task: Task, seconds: float) -> None:
-        """Schedule a task for `start_those_due` in so many seconds."""
+        """Schedule a task for `start_those_due`, in `seconds`."""
         self._due.append((time.monotonic() + seconds, task))
 
     def start_those_due(self) -> None:

@@ -53,7 +53,7 @@ def _run_of(layout: Layout) -> str:
 
 
 def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
-    """The processes of one attempt, with fresh ports; a ValueError if the machine has GPUs, but fewer than are needed."""
+    """Return the processes of one attempt, with fresh ports; raise a ValueError if the machine's GPUs are too few."""
     common = {
         "PYTHONUNBUFFERED": "1",
         environment.TIMEOUT: f"{layout.timeout:g}",
@@ -111,7 +111,7 @@ def _among_machines(
 
 
 def _with_stages(task: Task, places: Sequence[Mapping[str, str]]) -> list[Task]:
-    """`task`, and before it the helper processes of the later stages of its pipeline, each with separate GPUs."""
+    """Return `task` after the helper processes of its pipeline's later stages, each with separate GPUs."""
     if not places:
         return [task]
     addresses = _addresses(len(places))

@@ -21,7 +21,7 @@ from .updates import colocate_with, on_parameter_servers, shards_of
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     """Return entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
-    `indices` are integers of any shape; negative ones count from the end. None where `variable` is not sharded like this.
+    `indices` are integers of any shape; negative ones count from the end. None if `variable` is not sharded so.
     """
     value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
@@ -40,7 +40,7 @@ def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
 def gradient(
     tape: tf.GradientTape, target: Any, variables: Sequence[Any], *args: Any, **kwargs: Any
 ) -> list[Any]:
-    """`tape.gradient` with these arguments, with one gradient for each variable, sharded or not.
+    """Call `tape.gradient` with these arguments; return one gradient for each variable, sharded or not.
 
     Each is a tensor, `tf.IndexedSlices` of the whole variable, or None.
     """
@@ -81,7 +81,7 @@ def _concatenate_gradients(gradients: Sequence[Any], shards: Sequence[tf.Variabl
 
 
 def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
-    """Variables created inside are on the server of `variable`, and sharded like it."""
+    """Create variables inside on the server of `variable`, and sharded like it."""
     if not on_parameter_servers():
         return contextlib.nullcontext()
     value = raw_value(variable)
@@ -104,7 +104,7 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
 def replace_creation(
     shape: Any, create: Callable[[tf.Tensor, Any, dict[str, Any]], Any]
 ) -> contextlib.AbstractContextManager[Any]:
-    """Inside, variables of this shape are what `create(initial value, next creator, its arguments)` makes."""
+    """Create variables of this shape, inside, by `create(initial value, next creator, its arguments)`."""
 
     def creator(next_creator: Any, **kwargs: Any) -> Any:
         initial: Any = kwargs["initial_value"]
@@ -150,7 +150,7 @@ def _run(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def use_like_whole_ones() -> None:
-    """From now on sharded variables are used, differentiated and saved like whole ones on parameter servers.
+    """Let sharded variables on parameter servers be used, differentiated and saved like whole ones from now on.
 
     A model or an optimizer of ours calls it when it is created under such a strategy.
     """

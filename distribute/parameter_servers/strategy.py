@@ -16,10 +16,10 @@ _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
 
 
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` that first checks its cluster, and bounds how far workers are apart.
+    """`tf.distribute.ParameterServerStrategy` that first checks its cluster, and limits how far workers are apart.
 
     Args:
-        cluster_resolver: None: the cluster of TF_CONFIG.
+        cluster_resolver: describes the cluster. None: TF_CONFIG does.
         variable_partitioner: as in TensorFlow: shards large variables over servers by their first axis.
         max_staleness: int or None; no worker runs more than this many steps ahead of the slowest. None: no bound.
         backup_workers: removed.
@@ -28,7 +28,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
     Raises:
         ValueError: the cluster or an argument is wrong. Training raises a `ParameterServerError` if it loses a server.
 
-    Context: host, on the coordinator alone. Workers and servers run `python -m unisono.distribute.server`.
+    Context: host, only on the coordinator. Workers and servers run `python -m unisono.distribute.server`.
 
     Examples:
         >>> strategy = unisono.distribute.ParameterServerStrategy(max_staleness=8)
@@ -65,8 +65,8 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         check_cluster(cluster_resolver.cluster_spec().as_dict(), cluster_resolver.task_type)
         if backup_workers is not None:
             raise ValueError(
-                "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or bound "
-                f"how far workers are apart with `max_staleness`. Received: backup_workers={show(backup_workers)}"
+                "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or "
+                f"limit how far workers are apart with `max_staleness`. Received: backup_workers={show(backup_workers)}"
             )
         whole_number("max_staleness", max_staleness, optional=True)
         number("timeout", timeout, above=0, finite=False, optional=True)

@@ -70,8 +70,8 @@ class WorkerPool:
     ) -> Iterator[Phase]:
         """Start a loop on every worker; end them when the block is left.
 
-        A lost server, or the loss of every worker, is a `ParameterServerError`; an error of `run` is raised unless a lost
-        worker caused it.
+        Raise a `ParameterServerError` if a server or every worker is lost, and an error of `run` unless a lost worker
+        caused it.
 
         Args:
             run: `run(worker, piece)` computes a piece on that worker and returns its result on the host. Called in the
@@ -100,7 +100,7 @@ class WorkerPool:
         """Raise a `ParameterServerError` if a parameter server has died or hangs."""
         for index, problem in self._servers.find_lost().items():
             raise ParameterServerError(
-                f"Parameter server {index} at {self.addresses['ps'][index]} {problem}. Start the cluster again: a fit with "
+                f"Parameter server {index} at {self.addresses['ps'][index]} {problem}. Restart the cluster: a fit with "
                 "`BackupAndRestore` then continues from the last backup."
             ) from cause
 
@@ -130,7 +130,7 @@ class Phase:
             self._changed.notify_all()
 
     def get(self) -> tuple[Any, Any]:
-        """(piece, result) of the next finished piece; waits for it. Raise as `WorkerPool.phase`."""
+        """Wait for the next finished piece; return (piece, result). Raise as `WorkerPool.phase`."""
         quiet_since = time.monotonic()
         next_probe = quiet_since + _QUIET
         while True:
@@ -162,14 +162,14 @@ class Phase:
                 if time.monotonic() > deadline:
                     self._pool.check_servers()
                     raise ParameterServerError(
-                        f"The workers did not end within {self._pool.timeout:g} s: start the cluster again."
+                        f"The workers did not finish within {self._pool.timeout:g} s: restart the cluster."
                     )
         except (tf.errors.OpError, TypeError) as error:
             self._pool.check_servers(error)
             raise
 
     def _check_workers(self, quiet_since: float) -> None:
-        """After `timeout` without a result: whether any worker is busy and makes progress."""
+        """Return, after `timeout` without a result, whether any worker is busy and makes progress."""
         pool = self._pool
         if time.monotonic() - quiet_since < pool.timeout:
             return
@@ -177,14 +177,14 @@ class Phase:
             at_work = sorted(self._holding)
         if not at_work and not any(pool.listens("worker", index) for index in range(pool.num_workers)):
             raise ParameterServerError(
-                f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: start them again."
+                f"None of the {pool.num_workers} worker(s) has answered for {pool.timeout:g} s: restart them."
             )
         for index in at_work:
             address = pool.addresses["worker"][index]
             if pool.listens("worker", index) and not answers(address, min(_RESPONSE, pool.timeout)):
                 raise ParameterServerError(
                     f"The worker {index} at {address} listens but does not answer, and no step has ended for "
-                    f"{pool.timeout:g} s: end that process and start it again."
+                    f"{pool.timeout:g} s: stop that process and start it again."
                 )
 
     # Called by the workers' threads.

@@ -15,7 +15,7 @@ def balance(
     memory_of: MemoryOf = lambda stage, start, stop: 0.0,
     memory_limit: float | None = None,
 ) -> list[int]:
-    """The number of blocks in each of consecutive stages, none empty, so that the largest cost of a stage is smallest.
+    """Return how many blocks each of consecutive stages gets, at least one, so that the costliest stage costs least.
 
     Among cuts with the same slowest stage it chooses the one with the least communication, then the most even one.
     Dynamic programming over (stages, blocks): K N^2 / 2 comparisons.
@@ -25,7 +25,7 @@ def balance(
         stages: K, 1 to N.
         cut_costs: N - 1 numbers; the communication of a cut after block i, in any unit; None: 0 everywhere.
         memory_of: `memory_of(stage, start, stop)`: the memory of blocks start to stop - 1 as that stage.
-        memory_limit: the maximum memory of one stage, in the same unit; a ValueError where no cut keeps to it.
+        memory_limit: the maximum memory of one stage, in the same unit; if no cut keeps to it, raise a ValueError.
     """
     blocks = len(costs)
     if not 1 <= stages <= blocks:
@@ -35,7 +35,7 @@ def balance(
 
     @functools.cache
     def best(stage: int, stop: int) -> tuple[tuple[float, float, float], list[int]] | None:
-        """((slowest stage, sent over cuts, sum of squares), sizes) of the first `stop` blocks in `stage` + 1 stages."""
+        """Return ((slowest stage, sent over cuts, sum of squares), sizes) of `stop` blocks in `stage` + 1 stages."""
         found = None
         for start in range(stage, stop) if stage else [0]:
             before = best(stage - 1, start) if stage else ((0.0, 0.0, 0.0), [])

@@ -22,7 +22,7 @@ _planner: Planner | None = None
 
 
 def register_planner(planner: Planner) -> None:
-    """Set the planner of models. It is above this package: it knows Keras."""
+    """Set the planner of models, which is above this package, because it knows Keras."""
     global _planner
     _planner = planner
 
@@ -37,11 +37,11 @@ class Pipeline:
     Args:
         devices: one name for each stage, such as "GPU:0" or "/job:worker/task:1/device:GPU:0"; with replicas the
             first replica's stages, then the second's. A device may stand for several stages.
-        micro_batches: int; M, the number of parts of a replica's batch. 4 for each stage keep the bubble below a fifth.
+        micro_batches: int; M, the number of parts of a replica's batch. Four per stage keep the bubble below a fifth.
         schedule: "gpipe": all forward passes, then all backward ones; "1f1b": one forward and one backward pass in
             turn, which keeps the activations of at most K micro-batches instead of M.
-        partition: "auto": so that the slowest stage is as fast as possible; or K layer counts; or the K - 1 names of
-            the first layers of all stages but the first.
+        partition: "auto", which makes the slowest stage as fast as possible; or K numbers of layers; or the names of the
+            K - 1 layers with which the later stages begin.
         cost: the cost for "auto": "estimated", from the operations in the graph; "measured", from a short run of each
             layer on the first device.
         rematerialize: bool; keep only the tensors at the cuts, and rerun a stage's forward pass before its backward
@@ -93,7 +93,7 @@ class Pipeline:
         self.memory_limit = number("memory_limit", memory_limit, above=0, optional=True, finite=False)
         if len(self.devices) % self.replicas:
             raise ValueError(
-                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): each has as many."
+                f"`devices` ({len(self.devices)}) must be divisible by `replicas` ({self.replicas}): pass a multiple."
             )
         self.stages = len(self.devices) // self.replicas
         self.partition = _check_partition(partition, self.stages)
@@ -103,21 +103,21 @@ class Pipeline:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Pipeline]:
-        """Models that are created or compiled in it train on this pipeline.
+        """Enter a scope, in which models are created or compiled to train on this pipeline.
 
         Variables are created in the host's memory, so that a model larger than any one device can be created, and
         move to their stage once the model is split.
         """
         if tf.distribute.has_strategy():
             raise ValueError(
-                "The scope of a Pipeline must not be entered inside of a strategy's scope: "
+                "The scope of a Pipeline must not be entered inside a strategy's scope: "
                 "for data parallelism use Pipeline(..., replicas=R)."
             )
         with here.set_to(pipeline=self), tf.device("CPU:0"):
             yield self
 
     def plan(self, model: Any, batch_size: int | None = None) -> Any:
-        """Return the model's plan, the same on every call: the first call splits it and moves its variables to their stages.
+        """Return the model's plan, the same on every call; the first one splits it and moves its variables to their stages.
 
         Args:
             model: a built Sequential or functional model.
@@ -196,8 +196,8 @@ def _check_partition(parts: Any, stages: int) -> str | Sequence[Any]:
     names = several and len(parts) == stages - 1 and all(isinstance(part, str) for part in parts)
     if not counts and not names:
         raise ValueError(
-            f'`partition` must be "auto", {stages} counts of layers above 0, one for each stage, or {stages - 1} names of '
-            f"the first layers of all stages but the first. Received: {show(parts)}"
+            f'`partition` must be "auto", {stages} positive numbers of layers, one for each stage, or the names '
+            f"of the {stages - 1} layers with which the later stages begin. Received: {show(parts)}"
         )
     return parts
 

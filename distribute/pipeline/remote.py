@@ -56,7 +56,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
         )
     known = [] if _watch is None else list(_watch.addresses.values())
     if known and given != known:
-        raise ValueError(f"`addresses` must be the same in one process: they were {known}. Received: {given}")
+        raise ValueError(f"`addresses` must not change in a process: they were {known}. Received: {given}")
     if _watch is None:
         seconds = peer_timeout() if timeout is None else timeout
         deadline = time.monotonic() + seconds
@@ -71,7 +71,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 
 
 def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
-    """Let TensorFlow join the cluster in a thread: it would wait without end for a process that is lost meanwhile."""
+    """Let TensorFlow join the cluster in a thread, as it would wait forever for a process that is lost meanwhile."""
     cluster: dict[str, Any] = {JOB: watch.addresses, _LOCAL: [own_address(addresses)]}
 
     def join() -> None:
@@ -81,7 +81,7 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
     try:
         if not run_in_time("connect", join, watch.timeout + _JOINING):
             raise TimeoutError(
-                f"The stages at {list(addresses)} were not connected within {watch.timeout:g} s: check that they run."
+                f"The stages at {list(addresses)} could not be reached within {watch.timeout:g} s: check that they run."
             )
     except Exception as error:
         _raise_if_lost(watch, error, {task: [task] for task in watch.addresses})
@@ -89,14 +89,14 @@ def _join(watch: ServerWatch, addresses: Sequence[str]) -> None:
 
 
 def connect_if_launched(devices: Any) -> None:
-    """Connect where devices name other processes and the launcher has started them."""
+    """Connect if devices name other processes and the launcher has started them."""
     remote = isinstance(devices, list | tuple) and any("/job:" in str(name) for name in devices)
     if remote and stage_addresses() and _watch is None:
         connect()
 
 
 def raise_if_lost(cause: Exception, devices: Sequence[str], stages: int) -> None:
-    """Raise a `StageError` that names the stage and its address, if one of `stages` stages is lost; otherwise returns."""
+    """Raise a `StageError` that names the stage and its address, if one of `stages` stages is lost; return otherwise."""
     if _watch is None or not isinstance(cause, tf.errors.OpError):
         return
     stages_of: dict[int, list[int]] = {}
@@ -122,7 +122,7 @@ def _raise_if_lost(watch: ServerWatch, cause: Exception, stages_of: dict[int, li
     ]
     if said:
         raise StageError(
-            f"{'; '.join(said)}. Start all stages again: a fit with `BackupAndRestore` then continues from the last backup."
+            f"{'; '.join(said)}. Restart all stages: a fit with `BackupAndRestore` then continues from the last backup."
         ) from cause
 
 

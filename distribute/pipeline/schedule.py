@@ -60,7 +60,7 @@ def time_jobs(
 ) -> list[Job]:
     """Return the jobs, each as soon as its stage is free and its inputs have arrived, sorted by start, then by stage.
 
-    So every job follows the jobs that it depends on. Orders that wait for each other are a ValueError.
+    So every job follows the jobs that it depends on. Raise a ValueError for orders that wait for each other.
 
     Args:
         orders: of each stage.
@@ -93,7 +93,7 @@ def time_jobs(
                 free[stage] = stop_of[stage, m, kind] = start + costs[kind][stage] + again
                 jobs.append(Job(stage, m, kind, start, free[stage]))
         if len(jobs) == before:
-            raise ValueError(f"`orders` must not wait for each other. Received: {list(orders)}")
+            raise ValueError(f"`orders` must not make stages wait for each other. Received: {list(orders)}")
     return sorted(jobs, key=lambda job: (job.start, job.stage))
 
 
@@ -106,7 +106,7 @@ def find_needed(stage: int, micro_batch: int, kind: str, stages: int) -> list[tu
 
 
 def peak_activations(jobs: Sequence[Job]) -> list[int]:
-    """For each stage the peak number of micro-batches with kept activations."""
+    """Return for each stage the peak number of micro-batches with kept activations."""
     stages = 1 + max(job.stage for job in jobs)
     live, peak = [0] * stages, [0] * stages
     for job in jobs:

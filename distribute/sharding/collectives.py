@@ -1,4 +1,4 @@
-"""Collectives of shards: reduce-scatter, which gives each replica its shard of a sum, and all-gather.
+"""Collectives of shards: reduce-scatter, which leaves each replica its shard of a sum, and all-gather.
 
 They work on packs, so that one is sent while the next is computed. Each replica sends (N-1)/N of the bytes. Branches of a
 step may contain them with `if_all`.
@@ -25,7 +25,7 @@ _compiled: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDicti
 
 
 def reduce_scatter(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each matrix, the sum of the matrix rows of all replicas along the batch with the number of this one, in order.
+    """Return the sum, over all replicas along the batch, of each matrix's row with this replica's number, in order.
 
     The shapes are known, and the same on every replica. Context: replica.
     """
@@ -38,7 +38,7 @@ def reduce_scatter(matrices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def all_gather(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """For each flat shard, a matrix with those of all replicas along the batch, with the same bits. Context: replica."""
+    """Return, for each flat shard, a matrix with those of all replicas along the batch, bitwise. Context: replica."""
     replicas, _ = _along_batch()
     result: list[Any] = [None] * len(shards)
     for pack in pack_tensors(shards):
@@ -50,7 +50,7 @@ def all_gather(shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def sizes_are_known(rows: tf.Tensor) -> bool:
-    """Whether GPUs can exchange their slices without size queries by the host: see `gather_dense`. Context: replica."""
+    """Return whether GPUs can exchange slices without size queries by the host (`gather_dense`). Context: replica."""
     step = current_step()
     if tf.executing_eagerly() or not computes_on_gpu():
         return False
@@ -108,7 +108,7 @@ def _along_batch() -> tuple[int, Any]:
 
 
 def _together(exchange: _Exchange, mine: tf.Tensor, along: int | None = None) -> tf.Tensor:
-    """This replica's result of `exchange` over all replicas' inputs. Context: replica.
+    """Return this replica's result of `exchange` over all replicas' inputs. Context: replica.
 
     On a mesh that divides weights it is over those along the batch, for `combine_in_groups`, if `along` is given.
     """
@@ -127,7 +127,7 @@ def _together(exchange: _Exchange, mine: tf.Tensor, along: int | None = None) ->
 def _over_workers(
     strategy: tf.distribute.Strategy, exchange: _Exchange, local: list[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """The same over several workers; eagerly in a graph, which launches the collectives of all local replicas at once."""
+    """Do the same over several workers; eagerly in a graph, which launches the local replicas' collectives at once."""
     launchers = launchers_of(strategy)
 
     def launch(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -188,7 +188,7 @@ def pack_neighbours(sizes: Sequence[tuple[int, tf.DType]], most: int) -> list[li
 
 
 def own_part_of_slices(slices: tf.IndexedSlices, shape: Sequence[int]) -> tf.Tensor:
-    """This replica's flat part of the dense value, of a shape, of slices with unique rows; only what is in it becomes dense.
+    """Return this replica's flat part of the dense value of slices with unique rows; only the part becomes dense.
 
     Context: replica.
     """

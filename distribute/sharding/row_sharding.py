@@ -32,13 +32,13 @@ def state_devices(variable: Any) -> list[str]:
 
 
 def rows_per_shard(variable: Any) -> list[int]:
-    """The number of matrix rows of each shard: the first ones have one more where they do not divide, as in TensorFlow."""
+    """Return the matrix rows of each shard; without a whole quotient, the first have one more, as in TensorFlow."""
     rows, count = int(variable.shape[0]), len(state_devices(variable))
     return [rows // count + (part < rows % count) for part in range(count)]
 
 
 def create_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
-    """A variable of the shape of `reference`, created here eagerly, is sharded if that one's optimizer state is."""
+    """Shard a variable of the shape of `reference`, created here eagerly, if the optimizer state of `reference` is."""
     if not state_devices(reference):
         return contextlib.nullcontext()
 
@@ -49,7 +49,7 @@ def create_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def move_rows(slot: keras.Variable, reference: Any) -> None:
-    """Shards the TensorFlow variable inside existing optimizer state, with its value."""
+    """Shard the TensorFlow variable inside existing optimizer state, with its value."""
     if not isinstance(raw_value(slot), ShardedVariable):
         with tf.init_scope():
             value = tf.convert_to_tensor(raw_value(slot))

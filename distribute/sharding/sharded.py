@@ -53,8 +53,8 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 
     Raises:
         TypeError: `strategy` is not one of these strategies.
-        ValueError: `level` is none of the levels, or is not the one that the
-            strategy has, or a Pipeline cannot have it, or variables that it would shard exist already.
+        ValueError: `level` is not a level, or differs from that of the
+            strategy, or is not for a Pipeline, or variables that it would shard exist already.
 
     Context: host, before the optimizer is built; with "weights" before the model is.
 
@@ -79,7 +79,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
         accept_sharded_variables(strategy)
     if _levels.setdefault(strategy, level) != level:
         raise ValueError(
-            f"`level` is {_levels[strategy]!r} for this strategy already: create another strategy for another level. "
+            f"`level` is {_levels[strategy]!r} for this strategy already: create another strategy for a different level. "
             f"Received: {level!r}"
         )
     if level == "weights":
@@ -102,7 +102,7 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 
 def divide_weights(strategy: tf.distribute.Strategy) -> None:
-    """Let Keras variables that are created under a strategy have its layouts."""
+    """Give Keras variables that are created under a strategy its layouts."""
     accept_sharded_variables(strategy)
     wrap("_initialize", _initialize)
 
@@ -142,7 +142,7 @@ def _whole_under(strategy: tf.distribute.Strategy, owner: Any, level: str) -> It
 
 
 def find_unsharded_state(optimizer: Any) -> list[keras.Variable]:
-    """Unsharded optimizer state that should be sharded: variables with the shape of a trained one, except scalars."""
+    """Return unsharded optimizer state that should be sharded: variables shaped like a trained one, except scalars."""
     shapes = {tuple(v.shape) for v in trained_variables(optimizer) if not overwritten_by_gradient(v)} - {()}
     others = {id(call_count(optimizer)), id(own_learning_rate(optimizer))}
     return [

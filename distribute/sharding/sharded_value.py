@@ -29,15 +29,15 @@ _numbers = itertools.count()
 
 
 def see_through(stand_in: Callable[[Any], Any] | None) -> contextlib.AbstractContextManager[None]:
-    """This thread sees the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
+    """Let this thread see the variable `stand_in(value)` instead of each `ShardedValue`; None: the value itself."""
     return here.set_to(sees_sharded=stand_in)
 
 
 class ShardedValue(VariableStandIn):
     """The value of a `keras.Variable` that is sharded, with one shard on each replica of a strategy.
 
-    Reads and writes use the whole value: outside of replicas on all of them at once (over several workers every worker must
-    read it), on a replica through an all-gather. Inside of `own_shards` it is this replica's shard, and `see_through`
+    Reads and writes use the whole value: outside replicas on all of them at once (over several workers every worker must
+    read it), on a replica through an all-gather. Inside `own_shards` it is this replica's shard, and `see_through`
     replaces it with another stand-in.
 
     `shape` is that of the whole value, and `fill` the initial value of all elements. `shards` are the variables of the local
@@ -73,7 +73,7 @@ class ShardedValue(VariableStandIn):
         return self.layout.is_flat and not self.layout.mesh.divides_weights
 
     def own(self) -> tf.Variable:
-        """This replica's shard. Context: replica."""
+        """Return this replica's shard. Context: replica."""
         return self.shards[local_replica_index()]
 
     def read_value(self) -> tf.Tensor:
@@ -113,7 +113,7 @@ class ShardedValue(VariableStandIn):
         return on_replica
 
     def assign_add(self, value: Any) -> Any:
-        """Adds to it."""
+        """Add to it."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign_add(value)
         return super().assign_add(value)
@@ -148,7 +148,7 @@ class ShardedWeight(ShardedValue):
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
         raise ValueError(
             f"The weight {self.name!r} is sharded, so the model cannot be exported: save it with "
-            "`model.save(path)`, load it outside of the strategy's scope, and export the loaded model."
+            "`model.save(path)`, load it outside the strategy's scope, and export the loaded model."
         )
 
 
@@ -185,7 +185,7 @@ def is_sharded(variable: Any) -> bool:
 
 
 def own_copy(variable: Any) -> Any:
-    """This replica's part of a variable: its shard, or its copy. Context: replica."""
+    """Return this replica's part of a variable: its shard, or its copy. Context: replica."""
     return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
 
 
@@ -197,7 +197,7 @@ own_shards = functools.partial(see_through, ShardedValue.own)
 def create_in_shards(
     strategy: Any, shape: Sequence[int], initializer: Any, layout: Layout | None = None
 ) -> Iterator[None]:
-    """A variable of that shape, created here in eager mode, is a sharded one of `strategy`.
+    """Make a variable of that shape, created here in eager mode, a sharded one of `strategy`.
 
     The initial value of a constant initializer never has its full size in memory.
     """
@@ -237,7 +237,7 @@ def is_shardable(variable: keras.Variable, shape: Sequence[Any]) -> bool:
 def make_sharded_weight(
     strategy: Any, variable: keras.Variable, value: Any, flat: bool
 ) -> ShardedWeight | None:
-    """The value of a Keras variable that is being created under a strategy, of which it is divided; None: it is whole.
+    """Return the value of a Keras variable that is created under a strategy that divides it; None: it is whole.
 
     It has the layout of the strategy, or is `flat` if it is shardable.
 

@@ -12,7 +12,7 @@ from .sharded_value import ShardedValue, TensorInPlace, see_through
 
 @contextlib.contextmanager
 def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]:
-    """Inside, reads of the sharded `variables` in this thread return whole values that were gathered before.
+    """Let reads of the sharded `variables` in this thread return, inside, whole values that were gathered before.
 
     So one worker alone can write a file: all workers enter, and those without `here` keep nothing.
 

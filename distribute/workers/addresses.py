@@ -13,7 +13,7 @@ _LOWEST_PORT = 10_000
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host, without the brackets of IPv6, and the port of "host:port"; a ValueError for any other form."""
+    """Return the host, without the brackets of IPv6, and the port of "host:port"; raise a ValueError otherwise."""
     host, _, port = address.rpartition(":")
     bare = ":" in host and not (host[0] == "[" and host[-1] == "]")
     if not host or "@" in host or bare or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -28,7 +28,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """Return a connection to an address, else an OSError; `seconds` is also the timeout of every later operation on it."""
+    """Connect to an address, or raise an OSError; `seconds` is also the timeout of every later operation on it."""
     return socket.create_connection(split_address(address), seconds)
 
 
@@ -59,7 +59,7 @@ def is_here(host: str) -> bool:
 
 
 def claim(address: str) -> socket.socket | None:
-    """Reserve an address until the socket is closed; None if another process has, or it is another machine's."""
+    """Reserve an address until the socket is closed; None if another process has, or it belongs to another machine."""
     return _claim(f"launch {address}") if is_here(split_address(address)[0]) else None
 
 
@@ -88,10 +88,10 @@ def end_connections(address: str) -> int:
 
 
 def keep_alive(address: str, seconds: float) -> None:
-    """Let the kernel end this process's connections to an address of which it hears nothing for so long.
+    """Let the kernel end this process's connections to an address that is silent for so long.
 
-    An idle one is probed. A machine that has started again, and whose server answers, does not answer on these. One that
-    waits for an acknowledgement would else be given up after a quarter of an hour.
+    An idle connection is probed: a machine that has restarted does not answer on it, even if its server answers. One that
+    waits for an acknowledgement would otherwise be given up after a quarter of an hour.
     """
     pause = max(1, int(seconds / 4))
     for connection in _connections(address):
@@ -136,7 +136,7 @@ def why_taken(port: int) -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` different free loopback ports, which this function has given to no other process.
+    """Return `count` different free loopback ports that this function has returned to no other process.
 
     They are below the kernel's range for outgoing connections: a restarted server must not find its port taken by a
     connection.

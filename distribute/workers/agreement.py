@@ -21,7 +21,7 @@ _sums: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDicti
 
 
 def spans_workers(strategy: tf.distribute.Strategy | None = None) -> bool:
-    """Whether the replicas of `strategy` (None: the current one) live in several processes that train synchronously."""
+    """Return whether the replicas of `strategy` (None: current) are in several processes that train synchronously."""
     return place_among_workers(strategy)[1] > 1
 
 
@@ -56,7 +56,7 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
     """Return the payload of each worker, in the order of the workers. All workers must call it.
 
     The workers send one after the other, a few megabytes at a time, so that memory is needed only for the kept payloads.
-    With `only_chief` the chief alone keeps those of the others, and they get nothing.
+    With `only_chief` only the chief keeps those of the others, which get nothing.
     """
     me, workers = place_among_workers(strategy)
     if workers == 1:
@@ -78,7 +78,7 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
 
 
 def gather_json(value: Any, strategy: tf.distribute.Strategy) -> list[Any]:
-    """`gather_bytes` for JSON values; with one worker the value itself."""
+    """Do as `gather_bytes` for JSON values; with one worker return the value itself."""
     if not spans_workers(strategy):
         return [value]
     return [json.loads(each) for each in gather_bytes(json.dumps(value).encode(), strategy)]
@@ -94,7 +94,7 @@ def check_same_everywhere(
 
     `values` are short JSON values, hashes of long ones, by names such as "samples of `x`". `what` is the subject of
     the comparison, for the message, for instance "the arguments of fit". With `with_chief` each worker compares with the
-    chief alone, and the chief with all: for frequent comparisons. A worker that does not reach this point in time is a
+    chief alone, and the chief with all, for frequent comparisons. A worker that does not reach this point in time causes a
     TimeoutError.
     """
     me, workers = place_among_workers(strategy)
@@ -126,7 +126,7 @@ def check_same_variable(strategy: tf.distribute.Strategy, name: str, kind: str) 
         what = "the creation of variables"
         check_same_everywhere({f"variable {number}": kind}, what, strategy, with_chief=True)
     except ValueError as error:
-        raise ValueError(f"{error} Here it is {name!r}.") from None
+        raise ValueError(f"{error} This worker has {name!r}.") from None
 
 
 def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def _compare(what: str, me: int, mine: dict[str, Any], other: int, theirs: dict[
 
 
 def place_among_workers(strategy: Any = None) -> tuple[int, int]:
-    """This worker's number, and how many train together; (0, 1) for a strategy (None: the current) of one process."""
+    """Return this worker's number, and how many train together; (0, 1) for a strategy (None: current) of one process."""
     strategy = strategy or tf.distribute.get_strategy()
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
     cluster = cluster_of(strategy.cluster_resolver) if several else None

@@ -63,7 +63,7 @@ class Cluster:
 
 
 def find_hosts(blame: Blame | None) -> str:
-    """Where the blamed processes are: "lost contact: worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
+    """Say where blamed processes are: "lost contact: worker 1 is at 10.0.0.2:4000"; "" if all are on this machine."""
     names = (*blame.lost, *blame.reported_by) if blame else ()
     cluster = None
     with contextlib.suppress(ClusterError):
@@ -86,7 +86,7 @@ def cluster_of(resolver: Any) -> Cluster | None:
 
 
 def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
-    """The cluster in TF_CONFIG, of this process by default; None where it names none. A `ClusterError` for each mistake."""
+    """Read the cluster in TF_CONFIG, by default this process's; None if it names none. A mistake is a `ClusterError`."""
     text = (os.environ if environ is None else environ).get("TF_CONFIG")
     if text is None:
         return None
@@ -112,12 +112,12 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
     config = rename_master(config)
     jobs = {kind: _read_addresses(kind, addresses) for kind, addresses in config["cluster"].items()}
     if not (addresses := [address for each in jobs.values() for address in each]):
-        raise ClusterError("TF_CONFIG's 'cluster' names no task: give at least one 'worker' address.")
+        raise ClusterError("TF_CONFIG's 'cluster' names no task: add at least one 'worker' address.")
     if len(set(addresses)) < len(addresses):
         twice = max(addresses, key=addresses.count)
-        raise ClusterError(f"TF_CONFIG gives the address {twice} to two tasks: give each a separate one.")
+        raise ClusterError(f"TF_CONFIG assigns {twice} to two tasks: use a separate address for each.")
     if len(jobs.get("chief", ())) > 1:
-        raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be one.")
+        raise ClusterError(f"TF_CONFIG names {len(jobs['chief'])} chiefs: there can be only one.")
     task = config.get("task")
     if isinstance(task, dict) and task.get("type") == "evaluator":
         return _read_evaluator(task, jobs)
@@ -152,15 +152,15 @@ def _read_addresses(kind: str, addresses: Any) -> tuple[str, ...]:
     if isinstance(addresses, dict):  # TensorFlow allows {"0": address, "2": address}
         numbers = [*map(str, range(len(addresses)))]
         if addresses.keys() != set(numbers):
-            raise _wrong(f"must give {kind!r} every index from 0 to {len(addresses) - 1}", sorted(addresses))
+            raise _wrong(f"must have {kind!r} with the indices 0 to {len(addresses) - 1}", sorted(addresses))
         addresses = [addresses[number] for number in numbers]
     if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
-        raise _wrong(f"is wrong about {kind!r}, which must be a list of addresses 'host:port'", addresses)
+        raise _wrong(f"has an invalid {kind!r}: it must be a list of addresses 'host:port'", addresses)
     for address in addresses:
         try:
             split_address(address)
         except ValueError as error:
-            raise ClusterError(f"TF_CONFIG's {kind!r} is wrong: {error}") from None
+            raise ClusterError(f"TF_CONFIG's {kind!r} is invalid: {error}") from None
     return tuple(addresses)
 
 
@@ -184,7 +184,7 @@ def _read_task(task: Any, jobs: Mapping[str, tuple[str, ...]]) -> tuple[str, int
 
 
 def _find_place() -> tuple[int, int, bool]:
-    """This worker's number, how many train together, and whether it is the chief.
+    """Return this worker's number, how many train together, and whether it is the chief.
 
     The cluster of the current strategy counts if it spans workers, then TF_CONFIG, then the launcher's variables.
     """
@@ -211,7 +211,7 @@ def is_chief() -> bool:
 
 
 def num_workers() -> int:
-    """Return processes that train together; 1 where the environment and the current strategy name no cluster.
+    """Return how many processes train together; 1 if the environment and the current strategy name no cluster.
 
     Examples:
         >>> unisono.distribute.num_workers()
@@ -221,7 +221,7 @@ def num_workers() -> int:
 
 
 def worker_index() -> int:
-    """This worker's number, 0 to `num_workers() - 1`; the chief's is 0.
+    """Return this worker's number, 0 to `num_workers() - 1`; the chief's is 0.
 
     Examples:
         >>> unisono.distribute.worker_index()

@@ -94,7 +94,7 @@ def _leave_together(cluster: Cluster, seconds: float) -> None:
     over, left = threading.Event(), threading.Event()
 
     def agree() -> None:
-        """Run in a thread of its own, because calls into TensorFlow have no bound where the leader hangs."""
+        """Agree, in a separate thread, because calls into TensorFlow never end if the leader hangs."""
         over.wait()
         end = time.monotonic() + seconds
         with contextlib.suppress(tf.errors.OpError):
@@ -127,7 +127,7 @@ def _run_bounded(start: Callable[[], None], timeout: float) -> None:
     def give_up() -> None:
         print(
             f"unisono: a worker was lost while the cluster started, and TensorFlow did not notice within "
-            f"{timeout:g} s: this worker ends.",
+            f"{timeout:g} s: this worker exits.",
             file=sys.stderr,
             flush=True,
         )

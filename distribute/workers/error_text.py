@@ -76,7 +76,7 @@ def blame_in(text: str) -> Blame | None:
 
 
 def _find_named(patterns: Iterable[re.Pattern[str]], text: str) -> tuple[str, ...]:
-    """The tasks that the matches name, as "worker 1" or "/job:worker/replica:0/task:1"; else a match is an address."""
+    """Return tasks that the matches name, as "worker 1" or "/job:worker/replica:0/task:1"; any other is an address."""
     names = []
     for match in (each for pattern in patterns for each in pattern.findall(text)):
         names += _NAME.findall(match) or [f"{job} {number}" for job, number in _JOB.findall(match)] or [match]

@@ -14,9 +14,9 @@ from .rendezvous import meet
 
 
 def join_cluster(place: Place | None = None) -> Cluster | None:
-    """Meets the other processes of a launcher, and sets TF_CONFIG; returns the cluster, or None where there is none.
+    """Meet the other processes of a launcher, and set TF_CONFIG; return the cluster, or None without one.
 
-    `place` is this process's place among them; None: the one that the launcher's variables say.
+    `place` is this process's place among them; None: as the launcher's variables say.
     """
     place = place or read_place()
     if place is not None and place.size:

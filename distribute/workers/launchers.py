@@ -27,14 +27,14 @@ class Launcher(NamedTuple):
 
 
 def _mpi_host(environ: Environ) -> str:
-    """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
+    """Return Azure's first node, without the port of its agent, or the host on which Open MPI 4 runs `mpirun`."""
     azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
     found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
     return azure.partition(":")[0] or (found[1] if found else "")
 
 
 def _slurm_rank(environ: Environ) -> str:
-    """Return a script under `sbatch` has the variables of task 0, and may be the only process."""
+    """Return the rank; a script under `sbatch` has the variables of task 0, and may be the only process."""
     rank = environ.get("SLURM_PROCID", "")
     return "" if rank == "0" and "SLURM_STEP_NUM_TASKS" not in environ else rank
 
@@ -47,7 +47,7 @@ def _slurm_size(environ: Environ) -> str:
 
 
 def _slurm_host(environ: Environ) -> str:
-    """`gpu9` of `gpu[9-10,12],login1`: task 0 is on the first node of Slurm's list, unless a file orders the tasks."""
+    """Return `gpu9` of `gpu[9-10,12],login1`, where task 0 is, unless a file orders the tasks."""
     if environ.get("SLURM_DISTRIBUTION", "").startswith("arbitrary") or "SLURM_HET_SIZE" in environ:
         return ""
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
@@ -94,7 +94,7 @@ def _vertex_rank(environ: Environ) -> str:
     task = spec.get("task") or {}
     if (pool := task.get("type")) not in ("workerpool0", "workerpool1", None):
         raise ClusterError(
-            f"CLUSTER_SPEC puts this process into {pool}, and only workerpool0 and workerpool1 train: set TF_CONFIG for it."
+            f"CLUSTER_SPEC puts this process into {pool}, but only workerpool0 and workerpool1 train: set TF_CONFIG for it."
         )
     try:
         return str(machines.index(spec["cluster"][pool][int(task["index"])]))
@@ -196,16 +196,16 @@ def register_launcher(
         name: the launcher's name in messages.
         rank: the number of this process, from 0.
         size: the number of processes.
-        host: the host of process 0, with a port or without; or "host:port" of every process, with commas between.
+        host: the host of process 0, with or without a port; or "host:port" of every process, separated by commas.
             MASTER_ADDR and MASTER_PORT come before it.
-        level: "process", "task" or "node": what is numbered. Where one launcher started another, "process" comes before
+        level: what is numbered, "process", "task" or "node". Where one launcher started another, "process" comes before
             "task", and "task" before "node".
-        job: names of variables, with spaces between, whose values together differ between runs; the default port is derived
+        job: names of variables, separated by spaces, whose values together differ between runs; the default port is derived
             from them.
 
     Raises:
         TypeError: a column is neither a str nor a function.
-        ValueError: `level` is another.
+        ValueError: `level` is anything else.
 
     Examples:
         >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")

@@ -20,7 +20,7 @@ def tell(connection: socket.socket, said: dict[str, Any]) -> None:
 
 
 def hear_line(connection: socket.socket, heard: bytearray, until: float) -> dict[str, Any]:
-    """The next line; {} where the peer is gone, speaks another protocol, or late. `heard` keeps the rest."""
+    """Return the next line; {} if the peer is gone, late, or speaks another protocol. `heard` keeps the rest."""
     with contextlib.suppress(OSError):
         hear(connection, heard, until)
     line, _, heard[:] = heard.partition(b"\n")
@@ -46,7 +46,7 @@ def is_grpc(data: bytes | bytearray) -> bool:
 
 
 def parse(data: bytes | bytearray) -> dict[str, Any]:
-    """Return the object of a line; {} where it is none."""
+    """Return the object of a line; {} for anything else."""
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(said := json.loads(data), dict):
             return said

@@ -1,4 +1,4 @@
-"""Machines that come to an elastic run while it trains: worker 0 hears them at the endpoint."""
+"""Machines that join an elastic run while it trains: worker 0 hears them at the endpoint."""
 
 import contextlib
 import os
@@ -31,8 +31,8 @@ def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) ->
                     _waits = not full
                     tell(connection, {"wait": True})
                 elif "unisono" in said:
-                    cure = "end it, or start the same script with the same --nnodes and --nproc-per-node"
-                    tell(connection, {"error": f"another run trains at this endpoint: {cure}."})
+                    cure = "stop it, or start the same script with the same --nnodes and --nproc-per-node"
+                    tell(connection, {"error": f"another run uses this endpoint: {cure}."})
         return True
 
     ticker = Ticker("newcomers", hear, 0.0)

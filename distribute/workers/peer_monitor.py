@@ -35,7 +35,7 @@ class PeerMonitor:
 
     TensorFlow's heartbeat detects a peer that dies or is stopped, but one that sleeps in Python still sends it. So every
     worker publishes how many monitored collectives (compiled calls, agreements) it has reached. After `timeout` seconds of
-    waiting, a peer that has not reached the same collective is an error. Heartbeats go to worker 0 alone, but a link between
+    waiting, a peer that has not reached the same collective is an error. Heartbeats go only to worker 0, but a link between
     two others may be cut. So a worker that waits lets the kernel watch the connections that TensorFlow has made; which
     others are needed, only TensorFlow knows.
     """
@@ -56,7 +56,7 @@ class PeerMonitor:
 
     @contextlib.contextmanager
     def monitor(self, ran_before: bool) -> Iterator[None]:
-        """Entered around one collective. `ran_before`: nothing compiles, and its duration is known."""
+        """Monitor one collective, in the block. `ran_before`: nothing compiles, and its duration is known."""
         self._allowance = self._timeout + _SLOWER * self._longest if ran_before else float("inf")
         self._count += 1
         at_collective(self._count)
@@ -96,7 +96,7 @@ class PeerMonitor:
             self._published = count
 
     def _complaint(self, count: int, waited: float) -> str | None:
-        """Return the workers that have not reached it; None when all have and may still be computing."""
+        """Describe the workers that have not reached it; None if all have and may still be computing."""
         if late := [i for i in range(self._peers) if i != self._me and self._count_of(i, count) < count]:
             names = " and ".join(f"worker {i}" for i in late)
             return (
@@ -106,8 +106,8 @@ class PeerMonitor:
             )
         if waited > self._allowance:
             return (
-                f"a compiled call has taken {waited:.0f} s, where the longest took {self._longest:.1f} s: a worker hangs "
-                f"in it. Allow more time with UNISONO_TIMEOUT (now {self._timeout:g} s)."
+                f"a compiled call has taken {waited:.0f} s, and the longest before took {self._longest:.1f} s: a worker "
+                f"hangs in it. Allow more time with UNISONO_TIMEOUT (now {self._timeout:g} s)."
             )
         return None
 
@@ -136,7 +136,7 @@ def begin(cluster: Cluster, timeout: float) -> None:
 
 @contextlib.contextmanager
 def monitored_collective(ran_before: bool = True) -> Iterator[None]:
-    """A context manager around a collective of all workers, which reports a worker that does not reach it.
+    """Monitor a collective of all workers, in the block: report a worker that does not reach it.
 
     The other workers raise an error that names it after UNISONO_TIMEOUT seconds. Every worker must enter the same
     collectives in the same order. With one worker this does nothing.

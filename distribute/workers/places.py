@@ -53,17 +53,17 @@ class Place(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What all know of a worker: its address, and what tells its GPUs from those of others of its host."""
+    """What all know of a worker: its address, and what tells its GPUs from those of others on its host."""
 
     address: str
     devices: str
 
 
 def read_place(environ: Environ | None = None) -> Place | None:
-    """This process among those that a launcher started; None: it was started alone, or has TF_CONFIG.
+    """Return this process among those that a launcher started; None: it was started alone, or has TF_CONFIG.
 
-    The innermost launcher counts. A `ClusterError` where two of one level give this process different numbers, or one a
-    number that is too high.
+    The innermost launcher counts. Raise a `ClusterError` if two of one level assign different numbers to this process, or
+    one a number that is too high.
     """
     environ = os.environ if environ is None else environ
     if "TF_CONFIG" in environ:
@@ -75,8 +75,8 @@ def read_place(environ: Environ | None = None) -> Place | None:
     inner = next((place for place in sized if place.rank < (place.size or 0)), None)
     if inner is None:
         raise ClusterError(
-            f"{sized[0].launcher} says that this process is task {sized[0].rank} of {sized[0].size} ({sized[0].variables}), "
-            "and tasks count from 0: set their right number, or TF_CONFIG."
+            f"{sized[0].launcher} says that this process is task {sized[0].rank} of {sized[0].size} "
+            f"({sized[0].variables}), but tasks are numbered from 0: correct the variables, or set TF_CONFIG."
         )
     same = [place for place in sized if (place.rank, place.size) == (inner.rank, inner.size)]
     for other in sized:
@@ -91,7 +91,7 @@ def read_place(environ: Environ | None = None) -> Place | None:
 
 
 def warn_of_unknown_size(place: Place) -> None:
-    """Warns, once, that this process may be one of several."""
+    """Warn, once, that this process may be one of several."""
     if str(place) not in _warned:
         _warned.add(str(place))
         warnings.warn(str(place), stacklevel=3)
@@ -115,7 +115,7 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
 
 
 def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:
-    """The addresses that the launcher tells; the port is MASTER_PORT, its own, or one that all derive from the job."""
+    """Return the launcher's addresses; the port is MASTER_PORT, its own, or one that all derive from the job."""
     hosts = [each for each in re.split(r"[,\s]+", _read(row.host, environ)) if each]
     parts = [_split_host(host) for host in hosts]
     if len(parts) not in (0, 1, size) and all(port for _, port in parts):
@@ -146,7 +146,7 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
 
 
 def _split_host(text: str) -> tuple[str, str]:
-    """Return the host and the port, "" without one; an IPv6 address has colons itself."""
+    """Return the host and the port, "" without one; an IPv6 address itself contains colons."""
     host, _, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
     return host.strip("[]"), port
 

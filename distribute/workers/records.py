@@ -59,7 +59,7 @@ _ANY = Record("", 0, 0.0, error=ErrorRecord("", "", "", 0.0, Blame()))
 
 
 def short(text: str, most: int = _MOST_TEXT) -> str:
-    """`text`; if it is longer than `most` characters, without its middle.
+    """Return `text`, without its middle if it is longer than `most` characters.
 
     >>> short("0123456789", 7)
     '012 ... 789'
@@ -73,7 +73,7 @@ def path_of(folder: Path, pid: int) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Replace the record of this process; an OSError where the file system does not allow it."""
+    """Replace the record of this process; raise an OSError if the file system does not allow it."""
     path = path_of(folder, record.pid)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(_cut_to_limits(dataclasses.asdict(record))), "utf-8")
@@ -101,7 +101,7 @@ def read(folder: Path, pid: int) -> Record | None:
 
 
 def _like(example: Any, given: Any) -> Any:
-    """Return a dataclass from a JSON object whose fields have the types of the example; raises where they have not."""
+    """Return a dataclass from a JSON object whose fields have the types of the example; raise if they have not."""
     found = {}
     for name, like in vars(example).items():
         value: Any = given[name]
@@ -148,7 +148,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def report_position(self, position: Callable[[], str]) -> Iterator[None]:
-        """Until the block is left `position()` gives the position in training; its last value stays."""
+        """Report `position()` as the position in training until the block is left; its last value stays."""
         self._position = position
         try:
             yield
@@ -157,7 +157,7 @@ class Recorder:
             self._position = lambda: last
 
     def update(self) -> bool:
-        """Write the current record; always True, so that the ticker continues."""
+        """Write the current record; return True, so that the ticker continues."""
         if self._folder is None:
             return True
         record = self._record
@@ -237,14 +237,14 @@ def exit_for_another_attempt(error: BaseException) -> None:
 
 
 def _ends_program(error: BaseException) -> bool:
-    """Whether `sys.excepthook` is called because this error ends the program, not by code that continues afterwards."""
+    """Return whether `sys.excepthook` is called because this error ends the program, not by code that continues."""
     raised = {frame for frame, _ in traceback.walk_tb(error.__traceback__)}
     called_by = {frame for frame, _ in traceback.walk_stack(inspect.currentframe())}
     return raised.isdisjoint(called_by) and threading.current_thread() is threading.main_thread()
 
 
 def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
-    """Return the first of `frames` (innermost first) in a file of the user's."""
+    """Return the first of `frames` (innermost first) in one of the user's files."""
     for frame, line in frames:
         if is_own_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"

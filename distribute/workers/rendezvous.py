@@ -1,4 +1,4 @@
-"""All workers meet at worker 0, over plain sockets, before TensorFlow starts: it would wait for them for an hour."""
+"""All workers meet at worker 0, over plain sockets, before TensorFlow starts, which would wait for them for an hour."""
 
 import contextlib
 import hashlib
@@ -44,13 +44,13 @@ def rendezvous(cluster: Cluster, timeout: float, program: str = "") -> None:
 def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Peer]]:
     """Wait until all processes of a launcher, or of TF_CONFIG, are present; return this one's number, and each's `Peer`.
 
-    Each tells worker 0 its port and the digest of its program ("" is not compared), and gets the same answer: the addresses,
-    or the error of worker 0. Worker 0 waits `timeout` seconds, the others as long for worker 0, then as long as it waits.
+    Each sends worker 0 its port and the digest of its program ("" is not compared), and gets the same answer: the addresses,
+    or the error of worker 0. Worker 0 waits `timeout` seconds; the others wait as long for it, then as long as it waits.
     In an elastic launch worker 0 gives the others their numbers, and a machine that comes too late waits for the next start.
 
     Raises:
-        ClusterError: the port of this worker is taken, or a worker has another description of the cluster, another program,
-            another run or the number of another worker.
+        ClusterError: the port of this worker is taken, or a worker has a different description of the cluster, program or
+            run, or the number of another worker.
         TimeoutError: workers, which it names, did not come in time.
         SystemExit: with NO_PLACE, the same in an elastic launch.
     """
@@ -84,7 +84,7 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
             if place.launcher == "launch"
             else "set MASTER_PORT to a free port"
         )
-        cure = "end that process, or give another port in TF_CONFIG" if complete else cure
+        cure = "stop that process, or set another port in TF_CONFIG" if complete else cure
         raise ClusterError(
             f"worker {place.rank} must listen at {join_address(host, port)}, but this port is in use by another process "
             f"({error.strerror}): {cure}."
@@ -148,7 +148,7 @@ class _Host:
         return peers
 
     def _is_complete(self) -> bool:
-        """Whether enough have come and are still there."""
+        """Return whether enough have joined and are still there."""
         enough = self._place.size or 0 if time.monotonic() < self._until else self._machines.fewest
         if len(self._seats()) < enough:
             return False
@@ -156,7 +156,7 @@ class _Host:
         return len(self._seats()) >= enough
 
     def _drop_silent(self, connections: set[socket.socket]) -> None:
-        """Ask workers whether they are there: a machine that dies leaves its connections open, as does a stopped process."""
+        """Ask workers whether they are there, as a machine that dies or a stopped process leaves its connections open."""
         for connection in connections:
             tell(connection, {"ready": True})
         until = time.monotonic() + ASK
@@ -164,7 +164,7 @@ class _Host:
             if "ready" not in hear_line(connection, bytearray(), until) and (
                 seat := self._connections[connection]
             ):
-                self._notes += f" Worker {seat[1]} at {self._peers[seat].address} came, and then was silent."
+                self._notes += f" Worker {seat[1]} at {self._peers[seat].address} joined, then fell silent."
                 self._drop(connection)
 
     def _drop(self, connection: socket.socket) -> None:
@@ -198,23 +198,23 @@ class _Host:
                 self._check(said, host)
                 self._add(said, connection, host)
                 return
-            self._notes = f" A process of another run came from {host}."
-            refusal = "belongs to a different run, which may not have ended yet: end that run."
+            self._notes = f" A process of another run connected from {host}."
+            refusal = "belongs to a different run, which may still be running: stop that run."
             tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
         self._drop(connection)
 
     def _check(self, said: dict[str, Any], host: str) -> None:
-        """A ClusterError, which all get, where a process of this run cannot belong to its cluster."""
+        """Raise a ClusterError, which all get, if a process of this run cannot belong to its cluster."""
         rank, mine = said["rank"], self._mine
         where = f"worker {rank} of the machine at {host}" if said["machine"] else f"worker {rank} at {host}"
         if said["cluster"] != mine["cluster"]:
             what = "TF_CONFIG" if len(self._place.addresses) > 1 else "cluster"
-            raise ClusterError(f"{where} has a {what} that lists other workers: set the same on all.")
+            raise ClusterError(f"{where} has a {what} that lists different workers: set the same on all.")
         self._drop_silent({each for each, seat in self._connections.items() if seat == _seat_of(said)})
         if _seat_of(said) in self._peers or not 0 <= rank < self._machines.each:
             number = "its own index in TF_CONFIG" if self._place.launcher == "TF_CONFIG" else "its own number"
             raise ClusterError(
-                f"{where} says that it is worker {rank}, which another one is: give each {number}."
+                f"{where} says that it is worker {rank}, as another process does: set {number} for each."
             )
         if "" not in (said["program"], mine["program"]) and said["program"] != mine["program"]:
             raise ClusterError(f"{where} runs a different script from worker 0: start the same one on all.")
@@ -235,8 +235,8 @@ class _Host:
     def _name_late(self, timeout: float) -> str:
         if self._machines.name:
             return (
-                f"{len(self._peers)} of at least {self._machines.fewest} workers ({self._machines.each} on a machine) came "
-                f"within {timeout:g} s: {_FIND_OUT}{self._notes}"
+                f"{len(self._peers)} of at least {self._machines.fewest} workers ({self._machines.each} on a machine) "
+                f"joined within {timeout:g} s: {_FIND_OUT}{self._notes}"
             )
         late = [rank for rank in range(self._place.size or 0) if ("", rank) not in self._peers]
         names = ", ".join(_name(self._place, rank) for rank in late[:_MOST_NAMED])
@@ -252,7 +252,7 @@ def _seat_of(said: dict[str, Any]) -> Seat:
 
 
 def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[Peer]]:
-    """Return another worker: tells worker 0 who it is, again until worker 0 has heard it, and waits for the answer."""
+    """Tell worker 0 who this worker is, repeatedly until worker 0 has heard it, and wait for the answer."""
     lost = float(os.environ.get(SINCE, "inf")) if place.elastic else time.time()
     until = time.monotonic() + max(ASK, timeout - max(0.0, time.time() - lost))
     problem, waits = "", False
@@ -266,7 +266,7 @@ def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[
                     end = time.monotonic() + float(answer["left"]) + ASK
                     while "ready" in (answer := hear_line(connection, heard, end)):
                         tell(connection, answer)
-            problem = "what answers there is not worker 0 of this run, or has ended"
+            problem = "what answers there is not worker 0 of this run, or has exited"
         except OSError as error:
             problem = str(error)
         if "peers" in answer:
@@ -275,14 +275,14 @@ def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[
             raise (TimeoutError if answer.get("late") else ClusterError)(answer["error"])
         if "wait" in answer:
             if not waits:
-                print(f"unisono: waiting until the run at {place.addresses[0]} starts again.", flush=True)
+                print(f"unisono: waiting until the run at {place.addresses[0]} restarts.", flush=True)
             waits, until = True, time.monotonic() + timeout
         time.sleep(_AGAIN if waits else _PAUSE)
     raise TimeoutError(f"{_name(place, 0)} did not start within {timeout:g} s ({problem}): {_FIND_OUT}")
 
 
 def _ask_mpi(place: Place) -> tuple[str, ...]:
-    """The address of rank 0 by a broadcast of MPI, where mpi4py is installed for the same MPI; else a ClusterError."""
+    """Get the address of rank 0 by a broadcast of MPI, if mpi4py is installed for it; else raise a ClusterError."""
     with contextlib.suppress(ImportError, RuntimeError):
         world = importlib.import_module("mpi4py.MPI").COMM_WORLD if place.launcher == "mpirun" else None
         if world is not None and (world.rank, world.size) == (place.rank, place.size):

@@ -15,7 +15,7 @@ _AGAIN = 0.2  # seconds until a process that does not listen is asked once more
 
 
 def answers(address: str, seconds: float = _ANSWER) -> bool:
-    """Return whether a gRPC server at "host:port" answers in time; a stopped process only accepts connections."""
+    """Return whether a gRPC server at "host:port" answers in time; a stopped process merely accepts connections."""
     heard = bytearray()
     with contextlib.suppress(OSError), connect(address, seconds) as connection:
         hear(connection, heard, time.monotonic() + seconds)
@@ -26,7 +26,7 @@ class ServerWatch:
     """Owns the threads that connect to the servers, which are "host:port" by number. Context: host.
 
     A live server answers a connection at once, even under load. After `timeout` seconds, the connections to a silent one are
-    ended, which TensorFlow treats as the death of that process: everything that waits for it fails.
+    closed, which TensorFlow treats as the death of that process: everything that waits for it fails.
     """
 
     def __init__(self, addresses: Mapping[int, str], timeout: float) -> None:
@@ -71,7 +71,7 @@ class ServerWatch:
         return listens(address, _ANSWER)
 
     def _check(self, number: int) -> bool:
-        """Connects to one server; ends the connections to it once it has been silent for too long."""
+        """Connect to one server; close the connections to it once it has been silent for too long."""
         address, began = self.addresses[number], time.monotonic()
         if number not in self._silent:
             keep_alive(address, self.timeout)

@@ -17,7 +17,7 @@ class Ticker:
         self._thread.start()
 
     def stop(self, seconds: float = 0.0) -> None:
-        """End the thread after its present tick, and wait for that at most `seconds`."""
+        """End the thread after its current tick, and wait at most `seconds` for that."""
         self._ended.set()
         if seconds:
             self._thread.join(seconds)

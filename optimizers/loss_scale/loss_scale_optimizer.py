@@ -31,7 +31,7 @@ from . import scale_variables
 from .scale_rule import ScaleRule, make_rule, next_state
 
 LIMITS = "dynamic"
-"""Where a configuration keeps the limits of the scale: plain Keras reads this key as true or false and goes on."""
+"""Where a configuration keeps the limits of the scale: plain Keras reads this key as true or false and continues."""
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
@@ -46,7 +46,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
     update are one step: if any of them overflows, the whole update is skipped and the scale halved once.
 
     It owns the scale and its counters. Aggregation, transformers, clipping and the update belong to the inner optimizer.
-    `compile` wraps the optimizer of a model with the policy "mixed_float16" automatically; in a custom loop wrap yours.
+    `compile` wraps the optimizer of a model with the policy "mixed_float16"; in a custom loop, wrap it yourself.
 
     Args:
         inner_optimizer: any Keras optimizer; it is converted in place (`adopt`).
@@ -84,7 +84,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
             raise TypeError(f"`inner_optimizer` must be a Keras optimizer, not {show(inner_optimizer)}.")
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            raise TypeError("`inner_optimizer` scales the loss itself: pass the optimizer inside of it.")
+            raise TypeError("`inner_optimizer` scales the loss itself: pass the optimizer inside it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
         super().__init__(adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs)
         self._begin(rule)
@@ -100,7 +100,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     @property
     def rule(self) -> ScaleRule:
-        """How the scale moves."""
+        """The rule by which the scale moves."""
         return ScaleRule(self.dynamic_growth_steps, self.min_scale, self.max_scale)
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return [*own_variables(self), *self.inner_optimizer.variables]
 
     def scale_loss(self, loss: Any) -> tf.Tensor:
-        """`loss * scale`, of any shape; in float32 if the loss is narrower. Context: replica; inside the tape."""
+        """Return `loss * scale`, of any shape; in float32 if the loss is narrower. Context: replica; inside the tape."""
         scale_variables.move_to_current_strategy(self)
         forget_applied(self)
         loss = _widen(tf.convert_to_tensor(loss))
@@ -124,7 +124,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return loss * tf.cast(scale, loss.dtype)
 
     def apply_gradients(self, grads_and_vars: GradsAndVars, *args: Any, **kwargs: Any) -> Any:
-        """As `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss: they are unscaled here.
+        """Do as `optimizers.Optimizer.apply_gradients`, with gradients of the scaled loss, which are unscaled here.
 
         Return the calls that the inner optimizer has counted; a skipped one is not counted.
         """
@@ -132,7 +132,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         return call_count(self.inner_optimizer)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Aggregate and unscales the gradients, apply them if all are finite, and move the scale.
+        """Aggregate and unscale the gradients, apply them if all are finite, and move the scale.
 
         Args:
             grads: gradients of the scaled loss, one for each variable; dense, `tf.IndexedSlices` or None.
@@ -160,7 +160,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         self._write(self._close_call if accumulates else self._move, finite)
 
     def aggregate_gradients(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """As `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here too."""
+        """Do as `optimizers.Optimizer.aggregate_gradients`, with gradients of the scaled loss: they are unscaled here."""
         scale = self._scale_of_gradients()
         return aggregate_alone(self, grads_and_vars, self.inner_optimizer, scale, _widen_gradient)
 
@@ -180,7 +180,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         scale_variables.write(self, next_state(scale_variables.read(self), finite, self.rule), where)
 
     def _close_call(self, finite: Any) -> None:
-        """After one of the k calls of an accumulated update; at the last one the scale moves.
+        """Finish one of the k calls of an accumulated update; at the last one the scale moves.
 
         A call that was not applied has counted nothing: the count is moved on here, so that the update stays due at its
         k-th call, and back to where the update began if it was skipped. `finite`, the check of this call, is false also
@@ -205,13 +205,13 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         if_true(may_be_due, lambda: write_where(skip, inner, trained_variables(inner), drop))
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """The inner optimizer's last write, as in Keras."""
+        """Make the inner optimizer's last write, as in Keras."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
     # State and configuration.
 
     def set_weights(self, weights: Sequence[Any]) -> None:
-        """The reverse of `get_weights`."""
+        """Reverse `get_weights`."""
         own = len(own_variables(self))
         for variable, weight in zip(own_variables(self), weights):
             variable.assign(weight)
@@ -239,7 +239,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         scale_variables.from_keras_layout(self, [values[index] for index in range(own)])
 
     def get_config(self) -> dict[str, Any]:
-        """Return Keras' configuration; the limits of the scale where they are not the defaults."""
+        """Return Keras' configuration, with the limits of the scale if they are not the defaults."""
         config = keras.optimizers.LossScaleOptimizer.get_config(self)
         _, default = make_rule(self.initial_scale, self.dynamic_growth_steps)
         if self.rule != default:
@@ -248,7 +248,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Any:
-        """Return the reverse of `get_config`; takes plain Keras' too."""
+        """Reverse `get_config`; plain Keras' configurations are accepted, too."""
         config = dict(config)
         if isinstance(config.get(LIMITS), dict):
             config |= config.pop(LIMITS)
@@ -267,7 +267,7 @@ def _widen(value: tf.Tensor) -> tf.Tensor:
 
 
 def _widen_gradient(gradient: Any) -> Any:
-    """Sum over replicas and division by the scale happen in float32, also for float16 variables."""
+    """Sum over replicas and divide by the scale in float32, also for float16 variables."""
     known = isinstance(gradient, tf.Tensor | tf.IndexedSlices)
     return map_values(_widen, gradient) if known else gradient
 

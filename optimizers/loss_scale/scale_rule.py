@@ -73,7 +73,7 @@ def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
 def make_rule(
     initial_scale: Any, growth_steps: Any, min_scale: Any = None, max_scale: Any = None
 ) -> tuple[float, ScaleRule]:
-    """`(initial_scale, rule)`, checked; the arguments are those of `LossScaleOptimizer`, and so are the errors."""
+    """Return `(initial_scale, rule)`, checked; arguments and errors are those of `LossScaleOptimizer`."""
     initial = positive_scale("initial_scale", initial_scale)
     low = min(FLOOR, initial) if min_scale is None else positive_scale("min_scale", min_scale)
     high = max(CEILING, initial) if max_scale is None else positive_scale("max_scale", max_scale)
@@ -87,7 +87,7 @@ def make_rule(
 
 
 def positive_scale(name: str, value: Any) -> float:
-    """`value` as a float, if it is a number that is positive and finite in float32."""
+    """Return `value` as a float if it is a number that is positive and finite in float32."""
     if isinstance(value, bool | str) or not hasattr(value, "__float__") or np.ndim(value):
         raise TypeError(
             f"`{name}` must be a positive number. Received: {show(value)} of type {type(value).__name__}"

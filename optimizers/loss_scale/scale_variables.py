@@ -40,7 +40,7 @@ def create(optimizer: Any) -> None:
 
 
 def move_to_current_strategy(optimizer: Any) -> None:
-    """Move variables from outside of the scope, in another thread: `scale_loss` may be traced in replica context."""
+    """Move outside variables into the scope, in another thread, as `scale_loss` may be traced in replica context."""
     strategy = tf.distribute.get_strategy()
     if optimizer.built or not tf.distribute.has_strategy():
         return
@@ -61,7 +61,7 @@ def note(optimizer: Any, scale: tf.Tensor) -> None:
 
 
 def find_noted_scale(optimizer: Any) -> tf.Tensor | None:
-    """Return the scale that the loss was last multiplied with; None if that is not known in the current graph."""
+    """Return the scale by which the loss was last multiplied; None if that is not known in the current graph."""
     scale = (notes_of_trace() or {}).get(_key(optimizer))
     known = tf.executing_eagerly() or getattr(scale, "graph", None) is tf.compat.v1.get_default_graph()
     return scale if known else None
@@ -72,7 +72,7 @@ def _key(optimizer: Any) -> tuple[Any, ...]:
 
 
 def read(optimizer: Any) -> ScaleState:
-    """This replica's copy of the state. Context: replica."""
+    """Return this replica's copy of the state. Context: replica."""
     return ScaleState(*(tf.convert_to_tensor(local_copy(v)) for v in _state(optimizer)))
 
 
@@ -104,7 +104,7 @@ def to_keras_layout(optimizer: Any) -> list[np.ndarray]:
 
 
 def from_keras_layout(optimizer: Any, values: list[Any]) -> None:
-    """The reverse of `to_keras_layout`. Context: host."""
+    """Reverse `to_keras_layout`. Context: host."""
     skipped, in_a_row, step_counter, scale = (np.asarray(value) for value in values)
     optimizer.skipped_steps.assign(int(skipped))
     optimizer.skipped_in_a_row.assign(int(in_a_row))

@@ -44,14 +44,14 @@ def accumulate(
     update: Callable[[Pairs], None],
     branch: Callable[..., None],
 ) -> None:
-    """Carry the aggregated gradients of this call; at every k-th call runs `update` on their weighted mean.
+    """Carry the aggregated gradients of this call; at every k-th call, run `update` on their weighted mean.
 
     With the total sample weights W_i, the gradient of the k batches together is g = sum_i W_i g_i / sum_i W_i. Both
     sums are carried; the division happens once, at the update. `weight_total` is the W of this call.
 
     `update`, stages 4 and 5, takes the pairs of the means. `branch` is a conditional, as `if_true`.
 
-    Context: inside of `once_per_copy`.
+    Context: inside `once_per_copy`.
     """
     given = {variable_key(optimizer, v): v for _, v in pairs}
     absent = [(None, v) for key, v in record_of(optimizer).accumulated.items() if key not in given]
@@ -88,11 +88,11 @@ def accumulate(
 
 
 class CallsOnHost:
-    """Counts the calls since the last update on the host too, so that it need not ask a GPU whether an update is due.
+    """Counts the calls since the last update on the host too, which then need not ask a GPU whether an update is due.
 
     It counts while a loop runs whose steps call the optimizer once each (`once`). The device's count is read when the loop
     begins. A call that a loss scale skips counts as well: its update stays due at the k-th call. A call that anything else
-    skips does not; see `run_stages`. Of an optimizer with user code, which may call or not, nothing is
+    skips does not; see `run_stages`. For an optimizer with user code, which may or may not call it, nothing is
     counted.
     """
 
@@ -113,7 +113,7 @@ class CallsOnHost:
                 count.assign(tf.cast(calls, tf.int32))
 
     def next(self) -> dict[int, tf.Tensor]:
-        """`StepContext.calls` of the next step of the loop. Context: cross-replica; empty outside of the loop."""
+        """Return `StepContext.calls` of the next step of the loop; empty outside the loop. Context: cross-replica."""
         if not self._optimizers or not is_inside(tf.compat.v1.get_default_graph(), self._graph):
             return {}
         calls: dict[int, tf.Tensor] = {}

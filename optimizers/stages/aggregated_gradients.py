@@ -19,7 +19,7 @@ from .sparse_gradients import Pairs, is_on_gpu, map_values, unique_rows, values_
 class _Memory:
     """What a replica remembers of a variable, from `aggregate_gradients` to `apply_gradients`."""
 
-    given: Callable[[], Any]  # returns the gradient that was given, while it exists
+    given: Callable[[], Any]  # returns the gradient that was passed, while it exists
     applied: bool = False  # whether the aggregated gradient was applied
 
 
@@ -30,7 +30,7 @@ def aggregate_alone(
     scale: Any = None,
     widen: Any = None,
 ) -> Pairs:
-    """Stages 1 and 2 of `inner` or `optimizer`, which remembers it; `widen` comes first. Context: replica."""
+    """Run stages 1 and 2 of `inner` or of `optimizer`, which remembers it; `widen` comes first. Context: replica."""
     inner, step = inner or optimizer, current_step()
     on_replica, taken = in_replica_context(), step is not None and step.take_gradients is not None
     if taken and not on_replica:  # the step is traced for its variables alone
@@ -41,7 +41,7 @@ def aggregate_alone(
             raise error
     if not on_replica:
         raise RuntimeError(
-            "`aggregate_gradients` was called outside of `strategy.run`: call it inside, in replica context."
+            "`aggregate_gradients` was called outside `strategy.run`: call it inside, in replica context."
         )
     given = optimizer_checks.check_pairs(grads_and_vars)
     present = optimizer_checks.with_gradients(inner, given)
@@ -56,7 +56,7 @@ def aggregate_alone(
 
 
 def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tuple[Pairs, CallOptions]:
-    """Return pairs and options of `apply_gradients` after `aggregate_gradients`; a ValueError for sums of sums."""
+    """Return pairs and options of `apply_gradients` after `aggregate_gradients`; raise a ValueError for sums of sums."""
     if not in_replica_context():  # nothing is aggregated there
         return pairs, options
     memory = _memory(optimizer)
@@ -90,7 +90,7 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
 
 
 def forget_applied(optimizer: Any) -> None:
-    """A loss was scaled: gradients that come from now on are its own."""
+    """Forget applied gradients, because a loss was scaled: later gradients are those of this loss."""
     memory = _memory(optimizer) if in_replica_context() else {}
     for key in [key for key, each in memory.items() if each.applied]:
         del memory[key]
@@ -107,7 +107,7 @@ def _alike(pairs: Pairs) -> Pairs:
 
 
 def _memory(optimizer: Any) -> dict[int, _Memory]:
-    """What this replica's part of the current step, trace or eager loop remembers, by the identity of the variable."""
+    """Return what this replica's part of the current step, trace or eager loop remembers, by the variable's identity."""
     notes, replica = notes_of_trace(), local_replica_index()
     if notes is None:
         return record_of(optimizer).aggregated.setdefault(replica, {})

@@ -39,7 +39,7 @@ SMALL = 16 * 1024
 
 
 def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-    """Stage 1: equal gradients on every replica, each row of sparse ones named once; `options.summed` are sums already."""
+    """Run stage 1: equal gradients on every replica, sparse ones with unique rows; `options.summed` are sums already."""
     parts = [id(v) in options.summed for _, v in pairs]
     summed = iter(
         _sum_gradients(optimizer, [pair for pair, is_part in zip(pairs, parts) if not is_part], options)
@@ -49,7 +49,7 @@ def aggregate(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
         return [(unique_rows(g), v) for g, v in pairs]
     if is_on_gpu():
         return [(merge_rows(g), v) for g, v in pairs]
-    # Several replicas could decide differently: outside of a graph the slices of each name other rows.
+    # Several replicas could decide differently: outside a graph the slices of each name other rows.
     most, step = int(num_replicas() == 1 and makes_slices_dense(optimizer)), current_step()
     if step is not None and step.in_xla:
         most = DENSEST
@@ -77,7 +77,7 @@ def _sum_gradients(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
 
 
 def without_overwriting(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """The pairs whose gradient is one, and those whose "gradient" is the variable's new value (Keras' float8 layers)."""
+    """Split off the pairs whose "gradient" is the variable's new value (Keras' float8 layers)."""
     overwriting = [pair for pair in pairs if overwritten_by_gradient(pair[1])]
     return [pair for pair in pairs if not overwritten_by_gradient(pair[1])], overwriting
 
@@ -127,19 +127,19 @@ class Piece:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:
-        """Return the reverse of `get_config`."""
+        """Reverse `get_config`."""
         return cls(**config)
 
 
 @typing.dataclass_transform(frozen_default=True)
 def piece(cls: type[_Piece]) -> type[_Piece]:
-    """Return a decorator: makes `cls` a frozen dataclass that Keras can save."""
+    """Make `cls` a frozen dataclass that Keras can save, as a decorator."""
     return keras.saving.register_keras_serializable("unisono")(dataclasses.dataclass(frozen=True)(cls))
 
 
 @keras.saving.register_keras_serializable("unisono")
 def no_aggregation(grads_and_vars: GradsAndVars) -> Pairs:
-    """For gradients that are already the same on every replica, because the caller has reduced them.
+    """Return the pairs unchanged: the caller has reduced the gradients, so that they are the same on every replica.
 
     Examples:
         >>> optimizer = unisono.optimizers.Adam(gradient_aggregator=unisono.optimizers.no_aggregation)
@@ -156,7 +156,7 @@ class PackedAggregation(Piece):
     Source: Sergeev and Del Balso 2018, "Horovod", section 5.1 (tensor fusion).
 
     Attributes:
-        max_elements: a gradient with at least so many elements has a collective of its own.
+        max_elements: a gradient with at least this many elements has a separate collective.
 
     Examples:
         >>> optimizer = unisono.optimizers.Adam(gradient_aggregator=unisono.optimizers.PackedAggregation())
@@ -177,7 +177,7 @@ class HalfPrecisionAggregation(Piece):
     """The sum over replicas in 16 bits: half the bytes on the wire; the result has the gradient's own dtype again.
 
     Each number keeps 11 (float16) or 8 (bfloat16) significant bits. float16 overflows above 65,504: use it with a loss
-    scale, whose finite check comes after aggregation, or take bfloat16, which has float32's range.
+    scale, whose finite check comes after aggregation, or use bfloat16, which has float32's range.
 
     Source: Jia et al. 2018, "Highly Scalable Deep Learning Training System with Mixed-Precision", section 3.
 
@@ -197,7 +197,7 @@ class HalfPrecisionAggregation(Piece):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
-        """Return the reverse of `get_config`, also of version 0.2, which had a second argument."""
+        """Reverse `get_config`, also of version 0.2, which had a second argument."""
         return cls(config["dtype"])
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:

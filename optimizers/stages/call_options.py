@@ -30,7 +30,7 @@ class CallOptions:
     update: Any = None
 
     def divisor(self) -> Any:
-        """Return the divisor of this micro-batch's loss, or what is proportional to it."""
+        """Return the divisor of this micro-batch's loss, or a number proportional to it."""
         if self.weight_total is not None:
             return self.weight_total
         step = current_step()
@@ -54,12 +54,12 @@ def current_options() -> CallOptions:
 
 
 def call_options(options: CallOptions) -> contextlib.AbstractContextManager[None]:
-    """Calls of optimizers inside the block have these options."""
+    """Let calls of optimizers inside the block have these options."""
     return _call.set_to(options=options)
 
 
 def freeze_iterations(optimizer: Any) -> contextlib.AbstractContextManager[None]:
-    """The count of Keras' `iterations` is a tensor inside the block: read once, not once for each variable."""
+    """Make the count of Keras' `iterations` a tensor inside the block, read once and not for each variable."""
     count = tf.identity(tf.convert_to_tensor(keras.optimizers.Optimizer.iterations.fget(optimizer)))  # type: ignore[attr-defined]
     return _call.set_to(counts={**_call.counts, id(optimizer): count, 0: count})
 
@@ -86,7 +86,7 @@ def updates_so_far() -> Any:
     """Return the number of updates that the optimizer has applied before this one: int64 scalar tensor.
 
     Raises:
-        RuntimeError: called outside of a gradient transformer or a clipping method.
+        RuntimeError: called outside a gradient transformer or a clipping method.
 
     Examples:
         >>> def fade(pairs):  # a gradient transformer that changes with time
@@ -95,9 +95,7 @@ def updates_so_far() -> Any:
         >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[fade])
     """
     if not _call.counts:
-        raise RuntimeError(
-            "`updates_so_far` was called outside of a gradient transformer: call it inside of one."
-        )
+        raise RuntimeError("`updates_so_far` was called outside a gradient transformer: call it inside one.")
     return _call.counts[0]
 
 

@@ -1,6 +1,6 @@
 """Clipping, for dense gradients and `tf.IndexedSlices` whose rows are unique.
 
-Inside of `norms_over_shards` each replica has a shard of every gradient, and norms are those of the whole gradients.
+Inside `norms_over_shards` each replica has a shard of every gradient, and norms are those of the whole gradients.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from .sparse_gradients import map_values, times, values_of
 
 
 def norms_over_shards(copies: Any = 1) -> contextlib.AbstractContextManager[None]:
-    """Inside, gradients are shards, whose norms take one all-reduce; `copies`: replicas with the same shard, or for each."""
+    """Take gradients as shards inside, whose norms need one all-reduce; `copies`: replicas with the same shard, or each."""
     return here.set_to(copies_of_shards=copies)
 
 
@@ -49,13 +49,13 @@ def global_norm(gradients: Sequence[Any]) -> tf.Tensor:
 
 
 def by_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
-    """`g * limit / max(|g|, limit)` of each; bitwise unchanged where `|g| <= limit`."""
+    """Return `g * limit / max(|g|, limit)` of each; bitwise unchanged where `|g| <= limit`."""
     norms = map(tf.sqrt, _square_norms(gradients)) if gradients else ()
     return [times(g, _factor(norm, limit)) for g, norm in zip(gradients, norms)]
 
 
 def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
-    """`g * limit / max(|all g|, limit)`, the same factor for every gradient.
+    """Return `g * limit / max(|all g|, limit)`, with the same factor for every gradient.
 
     Source: Pascanu et al. 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
     """
@@ -66,7 +66,7 @@ def by_global_norm(gradients: Sequence[Any], limit: float) -> list[Any]:
 
 
 def by_value(gradients: Sequence[Any], limit: float) -> list[Any]:
-    """`min(max(g, -limit), limit)`, number by number."""
+    """Return `min(max(g, -limit), limit)`, number by number."""
 
     def clip(values: tf.Tensor) -> tf.Tensor:
         return tf.clip_by_value(values, tf.constant(-limit, values.dtype), tf.constant(limit, values.dtype))
@@ -75,6 +75,6 @@ def by_value(gradients: Sequence[Any], limit: float) -> list[Any]:
 
 
 def _factor(norm: tf.Tensor, limit: float) -> tf.Tensor:
-    """`limit / max(norm, limit)`; scalar."""
+    """Return `limit / max(norm, limit)`; scalar."""
     bound = tf.constant(limit, norm.dtype)
     return bound / tf.maximum(norm, bound) + (norm - norm)  # NaN, not 0, where the norm is not finite

@@ -45,7 +45,7 @@ class GradientWatch(StepHook):
         return bool(_first(self._tripped))
 
     def has_tripped(self) -> tf.Tensor:
-        """`tripped` as bool scalar tensor. Context: cross-replica, while a step is traced."""
+        """Return `tripped` as a bool scalar tensor. Context: cross-replica, while a step is traced."""
         return copies_of(self._tripped)[0].read_value()
 
     @property

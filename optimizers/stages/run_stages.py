@@ -1,4 +1,4 @@
-"""The stages from gradients to new weights, in the order in which they happen. The only place in which they do."""
+"""The stages from gradients to new weights, in the order in which they happen, and nowhere else."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def run_stages(
     options: CallOptions | None = None,
     called: bool = True,
 ) -> Any:
-    """Return one call of an optimizer: aggregate, unscale, check, transform, apply.
+    """Run one call of an optimizer: aggregate, unscale, check, transform, apply.
 
     1  aggregate    the sum over replicas, or `gradient_aggregator`; the only communication
     2  unscale      / loss scale
@@ -70,8 +70,8 @@ def run_stages(
     The optimizer is built here if it is not. The gradients are this replica's: dense, `tf.IndexedSlices` or None. The loss
     was multiplied by `scale`, next to the optimizer's own `loss_scale_factor`. With `check_finite` the update is skipped,
     every bit unchanged, unless all aggregated gradients are finite; `veto`, a bool scalar that is the same on every replica,
-    skips it in any case. `options` are by default those of the call that this thread is in. Not `called`: the `apply` of
-    another optimizer, which holds this one, was, so that of this one is called for the stages 4 and 5.
+    skips it in any case. `options` are by default those of the call that this thread is in. Not `called`: the call was
+    that of another optimizer's `apply`, which holds this one, so this one's `apply` is called for stages 4 and 5.
 
     Return the finite check: bool scalar tensor, the same on every replica, true if the update was applied. Without
     `check_finite` it is the constant True. A tensor is also appended to `current_step().finite_checks`.
@@ -125,7 +125,7 @@ def run_stages(
 
 
 def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
-    """Stage 2: the gradient of the loss itself, not of the scaled loss."""
+    """Run stage 2: return the gradient of the loss itself, not of the scaled loss."""
     for factor in (optimizer.loss_scale_factor, scale):
         if factor is not None:
             pairs = [(g if overwritten_by_gradient(v) else divide(g, factor), v) for g, v in pairs]
@@ -133,7 +133,7 @@ def unscale(optimizer: Any, pairs: Pairs, scale: Any = None) -> Pairs:
 
 
 def _all_finite(optimizer: Any, pairs: Pairs, options: CallOptions, apply_to: Apply) -> tf.Tensor:
-    """Stage 3: whether all gradients are finite in their variables' dtypes; bool scalar, the same on every replica."""
+    """Run stage 3: return whether all gradients are finite in their variables' dtypes, a bool equal on all replicas."""
     finite = tf.reduce_all(
         tf.stack([tf.reduce_all(tf.math.is_finite(tf.cast(values_of(g), v.dtype))) for g, v in pairs])
     )
@@ -156,7 +156,7 @@ def _update(
     gradients: Sequence[Any],
     weight_total: Any,
 ) -> None:
-    """Stages 4 and 5, if `finite`, of the optimizer or of each inside; `every` other variable has no gradient."""
+    """Run stages 4 and 5, if `finite`, of the optimizer or each inside; `every` other variable has no gradient."""
     branch = if_true if apply_to is transform_and_apply else if_all
     if finite is not True:
         accepted = functools.partial(

@@ -25,14 +25,14 @@ def is_sparse(gradient: Any) -> bool:
 
 
 def map_values(fn: Callable[[tf.Tensor], tf.Tensor], gradient: Gradient) -> Gradient:
-    """`fn` of the gradient's numbers. With slices `fn(0)` must be 0 and the rows unique where `fn` is not linear."""
+    """Apply `fn` to the gradient's numbers. With slices, `fn(0)` must be 0, and rows unique unless `fn` is linear."""
     if is_sparse(gradient):
         return tf.IndexedSlices(fn(gradient.values), gradient.indices, gradient.dense_shape)
     return fn(gradient)
 
 
 def times(gradient: Gradient, factor: Any, dtype: Any = None) -> Gradient:
-    """`gradient * factor`, first cast to `dtype` (None: its own)."""
+    """Return `gradient * factor`, first cast to `dtype` (None: its own)."""
 
     def multiply(values: tf.Tensor) -> tf.Tensor:
         values = tf.cast(values, dtype or values.dtype)
@@ -42,7 +42,7 @@ def times(gradient: Gradient, factor: Any, dtype: Any = None) -> Gradient:
 
 
 def divide(gradient: Gradient, divisor: Any) -> Gradient:
-    """`gradient / divisor`."""
+    """Return `gradient / divisor`."""
     return map_values(lambda values: values / tf.cast(divisor, values.dtype), gradient)
 
 
@@ -86,7 +86,7 @@ def unique_rows(gradient: Gradient) -> Gradient:
 
 
 def merge_rows(gradient: Gradient) -> Gradient:
-    """`unique_rows` for a GPU, without a count to wait for: spare places hold 0, and name the lowest index."""
+    """Do as `unique_rows` on a GPU, without a count to wait for: spare places hold 0, and name the lowest index."""
     if not is_sparse(gradient):
         return gradient
     indices = tf.cast(gradient.indices, tf.int64)  # on the GPU; 32-bit indices are added up on the host
@@ -101,7 +101,7 @@ def merge_rows(gradient: Gradient) -> Gradient:
 
 
 def _sums_of_sorted(values: tf.Tensor, order: tf.Tensor, place: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Sums of `values[order]` by their sorted `place`, with the same bits on every GPU.
+    """Sum `values[order]` by their sorted `place`, with the same bits on every GPU.
 
     Source: `SegmentReduceGPU` in TensorFlow's `segment_reduction_ops_gpu.cu.h`: "The implementation is deterministic."
     """
@@ -109,7 +109,7 @@ def _sums_of_sorted(values: tf.Tensor, order: tf.Tensor, place: tf.Tensor, place
 
 
 def _adds_in_any_order() -> bool:
-    """Whether TensorFlow's `unsorted_segment_sum` adds in another order each time: replicas would have different sums."""
+    """Return whether `unsorted_segment_sum` adds in varying order, so that replicas would have different sums."""
     step = current_step()
     return num_replicas() > 1 and not (step is not None and step.in_xla) and computes_on_gpu()
 
@@ -121,7 +121,7 @@ def is_on_gpu() -> bool:
 
 
 def fit_to_send(pairs: Pairs) -> Pairs:
-    """On GPUs the gradients to be summed over the replicas, of constant shape; sparse ones in the `shorter` form."""
+    """Return gradients to sum over replicas, on GPUs of constant shape, sparse ones in the `shorter` form."""
     if not is_on_gpu():
         return pairs
 
@@ -135,7 +135,7 @@ def fit_to_send(pairs: Pairs) -> Pairs:
 
 
 def sums(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """`all_reduce_sum`; where the host knows how many rows slices name, it does not wait for the GPUs to report it."""
+    """Do as `all_reduce_sum`; a host that knows how many rows slices name does not wait for the GPUs to report it."""
     known = [is_sparse(g) and sizes_are_known(g.indices) for g in gradients]
     rest = iter(all_reduce_sum([g for g, apart in zip(gradients, known) if not apart]))
 

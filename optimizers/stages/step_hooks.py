@@ -1,4 +1,4 @@
-"""The one way into a step: what callbacks and loops compute inside of it, on the devices."""
+"""The one way into a step: what callbacks and loops compute inside it, on the devices."""
 
 from typing import Any
 

@@ -110,7 +110,7 @@ class AdaptiveClip(_AboveZero):
     epsilon: float = 1e-3
 
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
-        """Return slices become dense: norms cross their rows."""
+        """Clip each unit. Slices become dense, because norms cross their rows."""
         return [(self._clip(dense(g), local_copy(v)), v) for g, v in grads_and_vars]
 
     def _clip(self, gradient: tf.Tensor, weights: Any) -> tf.Tensor:
@@ -180,7 +180,7 @@ class AddDecayedWeights(Piece):
         return self.decay(grads_and_vars, local_copy)
 
     def decay(self, grads_and_vars: GradsAndVars, weights_of: Callable[[Any], Any]) -> Pairs:
-        """The pairs with decayed gradients; `weights_of` gives the weights that belong to the gradient of a variable."""
+        """Return the pairs with decayed gradients; `weights_of` returns the weights for the gradient of a variable."""
 
         def add(gradient: Any, weights: Any) -> tf.Tensor:
             return gradient + self.rate * tf.cast(weights, gradient.dtype)

@@ -36,7 +36,7 @@ def has_user_code(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 
 def if_true(condition: Any, then: Callable[[], Any], otherwise: Callable[[], Any] | None = None) -> None:
-    """A conditional of branches that write. Context: that of the branches; no collective may stand in them."""
+    """Add a conditional of branches that write, without collectives. Context: that of the branches."""
 
     def branch(fn: Callable[[], Any] | None) -> tf.Tensor:
         if fn is not None:
@@ -78,7 +78,7 @@ def is_of_keras(optimizer: Any) -> bool:
 
 
 def needs_no_names(optimizer: Any) -> bool:
-    """Whether the update rule is one of Keras' that use nothing of a variable but its dtype, shape and optimizer state."""
+    """Return whether the update rule is one of Keras' that use only dtype, shape and optimizer state of a variable."""
     rule = type(optimizer).update_step
     known = any(rule is cls.update_step for cls in _NAMELESS_RULES)
     as_written = rule.__module__.startswith("keras.") and not hasattr(rule, "__wrapped__")

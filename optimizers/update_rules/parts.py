@@ -37,7 +37,7 @@ def divide_further(variable: Any, mesh: Mesh | None) -> Layout | None:
 
 
 def own_part(value: Any, layout: Layout | None, shape: Sequence[int]) -> Any:
-    """This replica's part of a whole tensor or gradient of a shape."""
+    """Return this replica's part of a whole tensor or gradient of a shape."""
     if layout is None:
         return value
     if is_sparse(value) and layout == flat_layout(layout.mesh):
@@ -72,7 +72,7 @@ def whole_value(value: Any) -> tf.Tensor:
 
 
 def own_weight(variable: Any) -> tf.Tensor:
-    """This replica's part of a trained weight, whether it is stored divided or whole."""
+    """Return this replica's part of a trained weight, whether it is stored divided or whole."""
     copy, layout = tf.convert_to_tensor(own_copy(variable)), layout_in_stages(variable)
     if layout is None or (is_sharded(variable) and raw_value(variable).layout == layout):
         return copy
@@ -91,7 +91,7 @@ def stays_whole(gradient: Any, variable: Any) -> bool:
 
 
 def gradient_layouts(mesh: Mesh | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
-    """For each pair how a partitioned step gives the sum of the gradient to an optimizer; None: this sums it itself.
+    """Return, for each pair, the layout in which an optimizer gets the sum of the gradient; None: it sums it itself.
 
     `mesh` is as for `divide_further`.
     """
@@ -121,9 +121,9 @@ def divide_state(optimizer: Any) -> None:
 
 
 def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise a ValueError for what is not supported where weights are divided over a mesh."""
+    """Raise a ValueError for what does not work with weights that are divided over a mesh."""
     found = (
-        ["code of yours in the update, which may round differently on each replica"]
+        ["your own code in the update, which may round differently on each replica"]
         if has_user_code(optimizer, variables)
         else []
     )
@@ -132,13 +132,13 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
     if found:
         divided = [f"{v.path!r} of shape {tuple(v.shape)}" for v in variables if layout_of(v) is not None]
         raise ValueError(
-            f"The mesh {mesh_of()} divides weights{f' ({divided[0]})' if divided else ''}, with which this is not "
-            f"supported: {', '.join(found)}. Leave it out, or use a mesh that divides the batch alone."
+            f"The mesh {mesh_of()} divides weights{f' ({divided[0]})' if divided else ''}, which does not work with "
+            f"{', '.join(found)}. Leave it out, or use a mesh that divides only the batch."
         )
 
 
 def create_as_shards(reference: Any, initializer: Any) -> contextlib.AbstractContextManager[Any]:
-    """Around the creation of an optimizer's state for the trained variable `reference`: divided like it, or sharded.
+    """Create an optimizer's state, in the block, divided like the trained variable `reference`, or sharded.
 
     Context: eager, in the scope of the strategy.
     """

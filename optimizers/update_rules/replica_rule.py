@@ -120,7 +120,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
                 traced(functools.partial(move, mean, copy), [mean, copy])
 
     def overwrite_with_average_when_due(self) -> None:
-        """Every `ema_overwrite_frequency` updates the weights become their moving average."""
+        """Replace the weights by their moving average at every `ema_overwrite_frequency` updates."""
         if not (self.use_ema and self.ema_overwrite_frequency):
             return
         variables = trained_variables(self)
@@ -188,7 +188,7 @@ def _updates_of(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iter
 
 
 def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> Iterator[tuple[Any, Any]]:
-    """The shards of a whole variable whose state is sharded by rows of the matrix: the new ones are then written at once."""
+    """Yield the shards of a whole variable whose state is sharded by matrix rows; write the new ones at once."""
     first, new = 0, []
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
     for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):
@@ -212,7 +212,7 @@ def _rows_of(gradient: Any, first: int, rows: int) -> Any:
 
 @contextlib.contextmanager
 def _state_of_shard(optimizer: Any, index: int) -> Iterator[None]:
-    """While the rule of one shard is traced, the state is that of the shard."""
+    """Use the state of one shard while its rule is traced."""
     with contextlib.ExitStack() as stack:
         for state in optimizer.variables:
             shards = shards_of(state) or ()
@@ -229,7 +229,7 @@ def register_shards(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5: writes the weights and the optimizer state, in Keras' order."""
+    """Run stages 4 and 5: write the weights and the optimizer state, in Keras' order."""
     with freeze_iterations(optimizer):
         pairs, overwriting = without_overwriting(pairs)
         pairs = transform(optimizer, pairs)
@@ -246,7 +246,7 @@ def transform_and_apply(optimizer: Any, pairs: Pairs) -> None:
 
 
 def transform(optimizer: Any, pairs: Pairs) -> Pairs:
-    """Stage 4: the transformers in order, then clipping; both see the aggregated, unscaled gradients of all variables."""
+    """Run stage 4: the transformers in order, then clipping, on aggregated, unscaled gradients of all variables."""
     for transformer in optimizer.gradient_transformers:
         pairs = optimizer_checks.same_variables(
             transformer, "gradient_transformers", pairs, transformer(list(pairs))
@@ -269,8 +269,8 @@ def constrain(variables: Sequence[Any]) -> None:
 
 
 def once_there_is_one(pairs: Pairs) -> Any:
-    """Write that need no gradient wait for one: a step that fails at its data changes nothing.
+    """Let writes that need no gradient wait for one, so that a step that fails at its data changes nothing.
 
-    The last variable's, which is the first that a chain of layers has. To wait for all would keep the next step waiting.
+    It is the last variable's, the first that a chain of layers has. Waiting for all would delay the next step.
     """
     return tf.control_dependencies([values_of(gradient) for gradient, _ in pairs[-1:]])

@@ -82,7 +82,7 @@ def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
 
 
 def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pairs:
-    """Stage 1: this replica's shards. New values are whole, and so are sparse gradients summed here and not accumulated.
+    """Run stage 1: return this replica's shards; new values and sparse gradients summed but not accumulated are whole.
 
     An aggregator sums whole gradients, and so has the caller if aggregation is skipped: these are cut. A partitioned step
     has summed dense ones.
@@ -115,7 +115,7 @@ def check_shards(hook: StepHook, pairs: Pairs, finite: Any) -> Any:
 
 
 def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
-    """Stages 4 and 5 of sharded gradients: each replica updates its shards. Context: replica.
+    """Run stages 4 and 5 on sharded gradients: each replica updates its shards. Context: replica.
 
     Where the last bit of what a replica computes differs, no other replica has that shard.
     """
@@ -133,7 +133,7 @@ def transform_and_apply_shards(optimizer: Any, pairs: Pairs) -> None:
 
 
 def _transform(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
-    """Stage 4, to shards or to whole gradients."""
+    """Run stage 4 on shards or whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
         with see_through(lambda value: TensorInPlace(value.key, whole_value(value), value.name)):
@@ -153,7 +153,7 @@ _ON_SHARDS = (ClipByGlobalNorm, ClipByNorm, ClipByValue, AddDecayedWeights)
 
 
 def cut(pairs: Pairs) -> Pairs:
-    """This replica's part of each whole gradient."""
+    """Return this replica's part of each whole gradient."""
     return [(own_part(g, layout_in_stages(v), v.shape), v) for g, v in pairs]
 
 
@@ -165,7 +165,7 @@ def gather(pairs: Pairs) -> Pairs:
 
 
 def _update_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
-    """The rule on this replica's shards of weights, gradients and state; the new shards by the id of their variable."""
+    """Run the rule on this replica's shards of weights, gradients and state; return new shards by variable id."""
     with own_shards(), once_there_is_one(pairs):
         optimizer._apply_weight_decay([v for _, v in pairs])
     shards = {id(v): _shard_of(optimizer, v) for _, v in pairs}
@@ -180,7 +180,7 @@ def _update_shards(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
 
 def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
-    """A rule that needs whole weights sees whole state too, gathered where it reads it; shards of the results are kept."""
+    """Let a rule that needs whole weights see whole state too, gathered when read; keep shards of the results."""
     state: dict[int, tuple[ShardedValue, TensorInPlace, tf.Tensor]] = {}
 
     def gathered(value: ShardedValue) -> TensorInPlace:

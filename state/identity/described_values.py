@@ -1,4 +1,4 @@
-"""What a model, an optimizer, a loss or a function was made with, as JSON values that can be compared."""
+"""The settings of a model, an optimizer, a loss or a function, as JSON values that can be compared."""
 
 import base64
 import functools
@@ -25,7 +25,7 @@ from ..random_state import find_closed_over
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
-_CODE = " code "  # and a checksum of what Python compiled, which another version of Python compiles otherwise
+_CODE = " code "  # and a checksum of the compiled code, which differs between versions of Python
 _VALUES = " values "  # and a checksum of those that a function is bound to; version 0.2 wrote none
 
 
@@ -66,7 +66,7 @@ def plain(value: Any) -> Any:
 
 
 def config_of(value: Any) -> dict[str, Any]:
-    """`value.get_config()`; empty where it has none that can be had."""
+    """Return `value.get_config()`; empty if it has none, or that fails."""
     try:
         config = value.get_config()
     except Exception:  # a custom class may have none, and training does not need it
@@ -77,7 +77,7 @@ def config_of(value: Any) -> dict[str, Any]:
 def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
     """Yield one phrase for each setting of `what` that differs: `plain` or `settings_of`, in the backup and now.
 
-    With other versions of Python or Keras, settings that only one of them knows are no difference.
+    With other versions of Python or Keras, settings that only one of them knows do not count.
     """
     if isinstance(saved, Mapping) and isinstance(now, Mapping) and saved.get("class") == now.get("class"):
         for key in {**saved, **now}:
@@ -111,7 +111,7 @@ def _settings_of_layer(layer: Any, seen: set[int]) -> dict[str, Any]:
 
 
 def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the connections between layers by their order: Keras' own names count on in a process."""
+    """Return the configuration with layers connected by their order, as Keras' own names count on in a process."""
     layers = config.get("layers")
     if not isinstance(layers, list):
         return config
@@ -172,13 +172,13 @@ def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
 
 
 def _values(bound: Any, outer: tuple[Any, ...]) -> str:
-    """A checksum of values; of those that a function may change while it is used, such as lists, only their types count."""
+    """Return a checksum of values; of those that a function may change in use, such as lists, only the type counts."""
     texts = [text_of_value(each, outer) for each in bound]
     return f"{_VALUES}{_digest(json.dumps(texts).encode())}"
 
 
 def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
-    """A value that a function uses as text that is the same in every process; of what it may change, only the type."""
+    """Return a value that a function uses as text, the same in every process; of what may change, only the type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)
     if isinstance(value, tuple | frozenset):
@@ -207,7 +207,7 @@ def _code(code: types.CodeType) -> bytes:
 
 
 def _constant(value: Any) -> str:
-    """Return a constant as text; a set has another order in every process."""
+    """Return a constant as text; a set is sorted, because its order differs between processes."""
     return f"set {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
 
 
@@ -228,7 +228,7 @@ _BLOCKS = 64
 
 
 def checksum(structure: Any) -> str | None:
-    """A checksum of the structure, dtypes, shapes and samples of a nest of arrays; None where samples cannot be sliced."""
+    """Return a checksum of structure, dtypes, shapes and samples of a nest of arrays; None if it cannot be sliced."""
     digest = hashlib.blake2b(digest_size=8)
     try:
         for path, leaf in keras.tree.flatten_with_path(structure):

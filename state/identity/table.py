@@ -11,7 +11,7 @@ data, validation   checksums of samples and pipelines, sizes       other batches
 versions           of Keras, TensorFlow and Python                 that checksums of code may differ: no difference
 =================  ==============================================  =============================================
 
-What may differ, because a resumed training may have it otherwise, is listed in `docs/design/0004-backups.md`.
+`docs/design/0004-backups.md` lists what may differ in a resumed run.
 """
 
 import platform
@@ -32,7 +32,7 @@ _MOST_LISTED = 12
 
 
 def identity(model: TrainedModel, fit_state: FitState, declared: str | None = None) -> dict[str, Any]:
-    """Return what tells this training from others and does not change while it runs: settings, seeds, content of the data.
+    """Return what distinguishes this run from others and is constant: settings, seeds, content of the data.
 
     JSON values. What cannot be known is None. It can take a second where the data is large; call it once in a `fit`.
     """

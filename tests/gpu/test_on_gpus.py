@@ -209,7 +209,7 @@ def test_where_arrays_live_is_said_in_one_line(gpus, capsys):
     keep_data_on("device")
     compiled(mirrored(gpus[:2])).fit(X, Y, batch_size=16, verbose=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("The arrays")]
-    assert lines == ["The arrays (2 KiB) are on 2 GPUs, as keep_data_on says."]
+    assert lines == ["The arrays (2 KiB) are on 2 GPUs, as keep_data_on requires."]
 
 
 def test_validation_on_the_training_arrays_holds_no_second_copy(gpus):

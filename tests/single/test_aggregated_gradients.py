@@ -174,7 +174,7 @@ def test_call_outside_of_replicas_is_rejected():
     strategy = helpers.mirrored(2)
     with strategy.scope():
         variable, optimizer = keras.Variable(0.0), optimizers.SGD(1.0)
-        with pytest.raises(RuntimeError, match=r"outside of `strategy\.run`"):
+        with pytest.raises(RuntimeError, match=r"outside `strategy\.run`"):
             optimizer.aggregate_gradients([(tf.constant(1.0), variable)])
 
 

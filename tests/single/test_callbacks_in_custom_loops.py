@@ -148,7 +148,9 @@ def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kin
 
 def test_backup_of_a_loop_without_the_optimizer_is_rejected(tmp_path):
     model, _ = model_of("plain, not compiled")
-    with pytest.raises(RuntimeError, match="needs a model that is built, and compiled with the optimizer"):
+    with pytest.raises(
+        RuntimeError, match="needs a model that is built, and compiled with the loop's optimizer"
+    ):
         drive(model, [ours.BackupAndRestore(tmp_path)], lambda x: {})
 
 

@@ -52,7 +52,7 @@ def test_one_sample_for_all_others_runs_on_one_replica_with_a_warning():
     one = tf.data.Dataset.from_tensors(P).repeat(2)
     batches = tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X).batch(5), one)
     expected = _fitted(None, batches)
-    with pytest.warns(UserWarning, match="combines `x` and `y`, which have other numbers of samples"):
+    with pytest.warns(UserWarning, match="combines `x` and `y`, which have different numbers of samples"):
         found = _fitted(mirrored(2), batches)
     assert_close(found, expected, 1e-12, "one target")
 

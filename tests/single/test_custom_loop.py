@@ -110,7 +110,7 @@ def test_global_mean_of_uneven_and_empty_replicas(replicas):
 
 
 def test_global_mean_outside_of_the_replicas_is_rejected():
-    with helpers.mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy.run`"):
+    with helpers.mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside `strategy.run`"):
         global_mean([1.0])
 
 

@@ -135,14 +135,14 @@ def test_what_cannot_be_searched_is_rejected():
             "`find_learning_rate` needs an input that can be read without side effects",
         ),
         (scheduled, (X, Y), {}, "LearningRateSchedule"),
-        (unbuilt, (X, Y), {}, r"with all of its variables: begin it with a keras\.Input"),
+        (unbuilt, (X, Y), {}, r"with all of its variables: start it with a keras\.Input"),
         (keras.Sequential([keras.layers.Dense(1)]), (X, Y), {}, r"a Unisono model \(see `unisono\.adopt`\)"),
         (unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), (X, Y), {}, "compile"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             unisono.find_learning_rate(model, *given, **options)
     assert len(list(generator)) == 9
-    with pytest.raises(ValueError, match=r"must be arrays: a tf\.data\.Dataset makes its batches"):
+    with pytest.raises(ValueError, match=r"must be arrays: a tf\.data\.Dataset already has batches"):
         unisono.find_batch_size(make_model(), dataset())
     with pytest.raises(ValueError, match="`memory` must be None or a number above 0"):
         unisono.find_batch_size(make_model(), X, Y, memory=0)

@@ -127,7 +127,7 @@ def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_pa
                 pass
             except Exception as error:
                 raise AssertionError((place, value)) from error
-        skipped = [str(each.message) for each in told if "It is skipped" in str(each.message)]
+        skipped = [str(each.message) for each in told if "This backup is skipped" in str(each.message)]
         assert all(path.name in text for text in skipped), (place, value)
         outcomes.append("skipped" if skipped else outcome)
         shutil.rmtree(folder)

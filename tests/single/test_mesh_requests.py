@@ -155,5 +155,5 @@ def test_central_storage_in_a_distribution_raises():
 def test_distribution_in_a_cluster_with_parameter_servers_raises(monkeypatch):
     jobs = '{"worker": ["a:1"], "ps": ["b:1"], "chief": ["c:1"]}'
     monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {jobs}, "task": {{"type": "chief", "index": 0}}}}')
-    with pytest.raises(ClusterError, match=r"ModelParallel.*parameter servers.*start workers alone"):
+    with pytest.raises(ClusterError, match=r"ModelParallel.*parameter servers.*start only workers"):
         strategy_of(distribution_for((1, 2), MLP))

@@ -237,7 +237,7 @@ def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(ma
 
 
 def test_gather_outside_of_a_replica_is_an_error():
-    with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside of `strategy\.run`"):
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match=r"outside `strategy\.run`"):
         gather(tf.ones([2, 3]))
 
 

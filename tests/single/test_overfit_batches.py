@@ -86,5 +86,5 @@ def test_what_cannot_be_cut_is_rejected():
     strategy = helpers.mirrored(2)
     given = strategy.experimental_distribute_dataset(dataset().batch(BATCH))
     KINDS["distributed"] = lambda: ((given,), {})
-    with pytest.raises(ValueError, match=r"`overfit_batches` \(2\) cannot .* give the tf\.data\.Dataset"):
+    with pytest.raises(ValueError, match=r"`overfit_batches` \(2\) cannot .* pass the tf\.data\.Dataset"):
         trained("distributed", strategy=strategy)

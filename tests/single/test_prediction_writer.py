@@ -101,11 +101,11 @@ def test_failed_predict_leaves_the_old_files_and_nothing_else(tmp_path, monkeypa
 
 def test_outputs_and_places_that_cannot_be_written_are_rejected(tmp_path):
     several = make_model()
-    with pytest.raises(ValueError, match=r"`path` .* has 3 outputs: give a folder.*p\.npy"):
+    with pytest.raises(ValueError, match=r"`path` .* has 3 outputs: pass a folder.*p\.npy"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "p.npy")], verbose=0)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"`path` .* a folder with notes\.txt.*give a separate folder"):
+    with pytest.raises(ValueError, match=r"`path` .* contains notes\.txt.*pass a separate folder"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine")], verbose=0)
     with pytest.raises(SaveError, match=r"`path` of `PredictionWriter` cannot be created, .* is a file"):
         several.predict(X, callbacks=[PredictionWriter(tmp_path / "mine/notes.txt/p")], verbose=0)

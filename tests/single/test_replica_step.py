@@ -195,10 +195,10 @@ def test_wrong_uses_are_rejected_with_the_fix():
     strategy = helpers.mirrored(2)
     with pytest.raises(TypeError, match=r"Put `tf.function` around"):
         unisono.replica_step(tf.function(lambda: 0))
-    with strategy.scope(), pytest.raises(RuntimeError, match=r"give it to `strategy.run`"):
+    with strategy.scope(), pytest.raises(RuntimeError, match=r"pass it to `strategy.run`"):
         unisono.replica_step(lambda: 0)()
     inner = unisono.replica_step(lambda: tf.constant(0))
-    with pytest.raises(RuntimeError, match="wrap the outermost one alone"):
+    with pytest.raises(RuntimeError, match="wrap only the outermost one"):
         unisono.replica_step(lambda: inner())()
 
 

@@ -254,7 +254,7 @@ def test_backup_of_another_run_with_equal_settings_and_data_is_rejected(backups,
     model = make_model()
     model.build((None, 4))
     before = bits(model)[:4]
-    with pytest.raises(callbacks.BackupMismatchError, match="belongs to another run than") as caught:
+    with pytest.raises(callbacks.BackupMismatchError, match="belong to different runs") as caught:
         resumed(backups, model=model)
     assert str(mixed) in str(caught.value) and bits(model)[:4] == before
     mixed.unlink()
@@ -371,7 +371,7 @@ def test_second_fit_of_a_script_is_not_taken_for_the_first(tmp_path, monkeypatch
 
 
 def test_directory_of_a_running_fit_is_rejected(tmp_path):
-    used = f"{tmp_path} is used by another fit of this process"
+    used = f"{tmp_path} is in use by another fit of this process"
 
     class Another(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

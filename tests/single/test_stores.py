@@ -338,7 +338,7 @@ def test_store_that_is_down_is_no_owner_and_at_the_end_an_error(monkeypatch):
 def test_two_runs_never_write_to_one_place(monkeypatch):
     first = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
     first.acquire()
-    with pytest.raises(FolderInUseError, match=r"memory://bucket/run is used by another fit"):
+    with pytest.raises(FolderInUseError, match=r"memory://bucket/run is in use by another fit"):
         FolderOwner(UPath("memory://bucket/run")).acquire()
     # An owner in another container: its object changes while it lives.
     path = UPath("memory://bucket/run/owner.json")

@@ -338,7 +338,7 @@ WRONG_MAPS = {
         {".*up/kernel": ("model", "model")},
         (1, 2),
     ),
-    "names 'experts', which must be an axis": (
+    "names 'experts' twice, or the mesh has no such axis": (
         {".*up/kernel": keras.distribution.TensorLayout((None, "experts"), EXPERTS)},
         (1, 2),
     ),
@@ -446,7 +446,7 @@ NOT_SUPPORTED = {
     "gradient_aggregator": lambda: {
         "optimizer": unisono.optimizers.SGD(0.1, gradient_aggregator=lambda pairs: pairs)
     },
-    "code of yours": lambda: {
+    "your own code": lambda: {
         "optimizer": unisono.optimizers.SGD(0.1, gradient_transformers=[lambda pairs: pairs])
     },
     "would run on one replica": lambda: {"optimizer": "sgd", "run_eagerly": True},

@@ -88,7 +88,7 @@ def test_resumed_training_ends_with_the_same_bits(every, tmp_path):
 
 def test_what_cannot_be_averaged_is_rejected():
     generator = ((X, Y) for _ in range(9))
-    message = "`x` is a generator, which cannot be read again: give `steps_per_ep"
+    message = "`x` is a generator, which cannot be read again: pass `steps_per_ep"
     with pytest.raises(ValueError, match=message):
         trained(callbacks.StochasticWeightAveraging(1), x=(generator,))
     with pytest.warns(UserWarning, match=r"before its `start_from_epoch` \(9\)"):

@@ -286,7 +286,7 @@ def test_plain_variable_from_outside_of_the_scope_is_written_once():
         model = Net(step)
         model.build((None, 4))
         model.compile("sgd")
-    with pytest.warns(UserWarning, match="of which replicas have no copies"):
+    with pytest.warns(UserWarning, match="that has no copy on each replica"):
         model.fit(X, Y, batch_size=4, verbose=0)
     assert float(count) == 8
 

@@ -114,7 +114,7 @@ def test_wrong_uses_are_rejected_in_one_line_before_the_first_step(table, place,
 
 @pytest.mark.parametrize("argument", ["metrics", "weighted_metrics"])
 def test_metrics_of_another_name_than_that_of_the_one_output_are_warned_of(argument, bench):
-    with pytest.warns(UserWarning, match=f"`{argument}` names the output 'nope'.* give 'out'"):
+    with pytest.warns(UserWarning, match=f"`{argument}` names the output 'nope'.* use 'out'"):
         bench.new(**{argument: {"nope": ["mae"]}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -124,7 +124,7 @@ def test_metrics_of_another_name_than_that_of_the_one_output_are_warned_of(argum
 def test_labels_of_validation_batches_are_rejected_by_the_name_of_the_argument(bench):
     model = bench.new(loss="sparse_categorical_crossentropy")
     data = tf.data.Dataset.from_tensors((X, np.full(6, 7)))
-    with pytest.raises(ValueError, match=r"^`validation_data`: `y` holds the label 7.* from 0 to 1"):
+    with pytest.raises(ValueError, match=r"^`validation_data`: `y` contains the label 7.* from 0 to 1"):
         model.fit(X, np.zeros(6), validation_data=data, verbose=0)
 
 

@@ -187,7 +187,7 @@ def test_backup_of_another_run_among_those_of_a_run_is_an_error_that_names_it(tm
     mixed = tmp_path / "a" / name
     shutil.copy(tmp_path / "b" / "backup-000001.unisono", mixed)
     store = BackupStore(tmp_path / "a", 2)
-    with pytest.raises(BackupMismatchError, match=r"belongs to another run than .*move the files") as caught:
+    with pytest.raises(BackupMismatchError, match=r"belong to different runs .*move the files") as caught:
         store.newest_good()
     assert str(mixed) in str(caught.value)
     damage_flip(mixed)  # damaged files are skipped, whatever they contain

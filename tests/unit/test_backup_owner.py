@@ -51,7 +51,9 @@ def elsewhere():
 def test_folder_has_one_owner_in_a_process_until_it_is_released(tmp_path):
     with owning(tmp_path) as owner:
         owner.check()
-        with pytest.raises(FolderInUseError, match="is used by another fit of this process since") as caught:
+        with pytest.raises(
+            FolderInUseError, match="is in use by another fit of this process since"
+        ) as caught:
             FolderOwner(tmp_path).acquire()
         assert str(tmp_path / OWNER_FILE) in str(caught.value) and "to take over" in str(caught.value)
         assert isinstance(caught.value, SaveError)
@@ -83,10 +85,10 @@ def test_owner_on_this_machine_is_judged_by_its_process(tmp_path, capsys):
 def test_command_names_the_owner(tmp_path, capsys):
     with owning(tmp_path):
         assert main([str(tmp_path)]) == 1
-        assert "The directory is used by another fit of this process since" in capsys.readouterr().out
+        assert "The directory is in use by another fit of this process since" in capsys.readouterr().out
     claim(tmp_path, elsewhere())
     main([str(tmp_path)])
-    assert "on far since 2001-09-0" in (said := capsys.readouterr().out) and "which may have ended" in said
+    assert "on far since 2001-09-0" in (said := capsys.readouterr().out) and "which may have exited" in said
 
 
 def test_own_claim_that_nobody_holds_is_taken_over(tmp_path):

@@ -87,7 +87,7 @@ MISTAKES = [
     ("9" * 5_000, "is not JSON"),
     (text_of({"worker": ["a:b"]}, WORKER_0), "Received: 'a:b'"),
     (text_of({"chief": TWO}, {"type": "chief"}), "names 2 chiefs"),
-    (text_of({"worker": {"0": "a:1", "2": "b:1"}}, WORKER_0), "every index from 0 to 1"),
+    (text_of({"worker": {"0": "a:1", "2": "b:1"}}, WORKER_0), "with the indices 0 to 1"),
 ]
 
 

@@ -97,7 +97,7 @@ def errors_of(*calls):
 @pytest.mark.parametrize(
     ("workers", "programs", "said"),
     [
-        ((2, 3), ("", ""), "lists other workers"),
+        ((2, 3), ("", ""), "lists different workers"),
         ((2, 2), ("a", "b"), "runs a different script"),
     ],
 )
@@ -238,7 +238,7 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
     for error in late:
         assert isinstance(error, TimeoutError)
         assert "worker 1 (task 1 of 3, by srun) did not start within 5 s" in str(error)
-        assert "Worker 1 at 127.0.0.1:1 came, and then was silent." in str(error)
+        assert "Worker 1 at 127.0.0.1:1 joined, then fell silent." in str(error)
 
     with contextlib.ExitStack() as stays:
         calls = [functools.partial(meet, place(rank, 3, meeting), NEVER) for rank in range(3)]
@@ -258,14 +258,14 @@ def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it():
     )
     late, rejected = errors_of(ours, theirs)
     assert isinstance(rejected, ClusterError) and "belongs to a different run" in str(rejected)
-    assert isinstance(late, TimeoutError) and "A process of another run came from 127.0.0.1" in str(late)
+    assert isinstance(late, TimeoutError) and "A process of another run connected from 127.0.0.1" in str(late)
 
 
 def test_two_processes_with_one_rank_are_an_error_for_all():
     (meeting,) = addresses(1)
     calls = [functools.partial(meet, place(rank, 4, meeting), NEVER) for rank in (0, 1, 1)]
     for error in errors_of(*calls):
-        assert isinstance(error, ClusterError) and "says that it is worker 1, which another one is" in str(
+        assert isinstance(error, ClusterError) and "says that it is worker 1, as another process does" in str(
             error
         )
 
@@ -326,9 +326,7 @@ def test_wrong_tf_config_is_named_whoever_makes_the_strategy(monkeypatch):
 def test_simulate_devices_says_when_it_is_too_late():
     tf.config.list_logical_devices()
     assert simulate_devices(4) == [f"/device:CPU:{i}" for i in range(4)]
-    with pytest.raises(
-        RuntimeError, match=r"`count` \(2\) cannot be set any more: TensorFlow already uses 4"
-    ):
+    with pytest.raises(RuntimeError, match=r"`count` \(2\) can no longer be set: TensorFlow already uses 4"):
         simulate_devices(2)
 
 

@@ -73,7 +73,7 @@ def test_profile_names_the_address_where_nobody_listens(tmp_path, capsys):
         port = held.getsockname()[1]
         assert main(["profile", "--service", f"127.0.0.1:{port}", "--log-dir", str(tmp_path / "logs")]) == 1
     error = capsys.readouterr().err
-    words = f"nobody listens at 127.0.0.1:{port}: check that fit runs there"
+    words = f"nothing listens at 127.0.0.1:{port}: check that fit runs there"
     assert words in error and error.count("\n") == 1
 
 

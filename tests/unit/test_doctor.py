@@ -125,7 +125,7 @@ def test_storage_problem_is_the_error_of_fit_without_a_password(monkeypatch):
     (found,) = doctor.storage("https://me:my-key@host/run")
     assert found.name == "https://***@host/run" and "must not contain a password" in found.problem
     monkeypatch.setattr("unisono.distribute.objects.names_in", lambda _: [])
-    assert "not shown to a reader at once" in problems(doctor.storage("memory://doctor/run"))[0]
+    assert "A reader does not see a write at once" in problems(doctor.storage("memory://doctor/run"))[0]
 
 
 def test_text_marks_problems():

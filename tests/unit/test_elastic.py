@@ -111,7 +111,7 @@ def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd):
     with in_threads(*(functools.partial(status, call) for call in calls)):
         pass
     assert statuses == [75, 75] and not listening
-    assert capfd.readouterr().err.count("2 of at least 3 workers (1 on a machine) came within 0.5 s") == 2
+    assert capfd.readouterr().err.count("2 of at least 3 workers (1 on a machine) joined within 0.5 s") == 2
 
 
 @pytest.mark.parametrize(("spent", "least"), [(0.0, 0.9), (1e3, 0.0)])
@@ -129,7 +129,7 @@ def test_lost_endpoint_ends_a_worker_within_the_timeout_since_the_loss(
 
 def test_machine_of_another_run_or_program_is_refused_while_training_runs(endpoint, listening):
     meet(seat(endpoint, 0, 0, 2, 1, 1), 0.5, "program")
-    with pytest.raises(environment.ClusterError, match="another run trains"):
+    with pytest.raises(environment.ClusterError, match="another run uses"):
         meet(seat(endpoint, 1, 0, 2, 1, 1), NEVER, "other")
     assert not newcomers._waits
 

@@ -105,7 +105,7 @@ def test_worker_that_ended_early_with_status_0_is_named_and_the_status_is_not_0(
     lost = recorded(error(LOST_1, lost=["worker 1"]))
     failure = the_first(worker(0, code=1, ended=NOW, record=lost), worker(1, code=0, ended=980.0))
     assert (failure.name, failure.status) == ("worker-1", 1)
-    assert failure.what == "ended early, with status 0, while worker-0 still needed it"
+    assert failure.what == "exited early, with status 0, while worker-0 still needed it"
 
 
 def test_worker_that_ended_in_order_is_not_blamed_for_what_others_do_later():

@@ -96,9 +96,9 @@ TWO_MACHINES = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "a:1")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--nnodes", "2"), "--node-rank: give 0 to 1"),
-        (("--nnodes", "2", "--node-rank", "2"), "--node-rank: give 0 to 1"),
-        (("--node-rank", "1"), "--node-rank: give 0 to 0"),
+        (("--nnodes", "2"), "--node-rank: pass 0 to 1"),
+        (("--nnodes", "2", "--node-rank", "2"), "--node-rank: pass 0 to 1"),
+        (("--node-rank", "1"), "--node-rank: pass 0 to 0"),
         (TWO_MACHINES[:-2], "--rdzv-endpoint: an address must be 'host:port'"),
         ((*TWO_MACHINES, "--network", "private"), "--network private"),
         ((*TWO_MACHINES, "--parameter-servers", "1"), "--parameter-servers"),

@@ -67,7 +67,7 @@ def test_partition_by_counts_and_by_names():
     assert sizes(["d2"]) == [2, 2]
     assert sizes([], stages=1) == [4]
     for wrong in ([4, 0], [1, 1, 2], [True, 3], ["d1", "d2"]):
-        with pytest.raises(ValueError, match=r"`partition` must be .auto., 2 counts of layers"):
+        with pytest.raises(ValueError, match=r"`partition` must be .auto., 2 positive numbers of layers"):
             sizes(wrong)
     for wrong in ([2, 3], ["d0"]):
         with pytest.raises(ValueError, match="`partition` must have layer counts that sum to 4, or names"):

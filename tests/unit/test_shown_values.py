@@ -44,7 +44,7 @@ def print_nothing():
 def test_labels_that_are_strings_are_shown_without_a_dump(names):
     model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="`y` holds strings") as caught:
+    with pytest.raises(ValueError, match="`y` contains strings") as caught:
         model.fit(np.ones((2, 3), "float32"), np.array(names), verbose=0)
     text = str(caught.value)
     assert "loss=SparseCategoricalCrossentropy takes" in text

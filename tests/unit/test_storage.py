@@ -76,7 +76,7 @@ def test_url_of_a_store_is_accepted_when_the_callback_is_made(name):
 
 def test_scheme_that_fsspec_does_not_know_is_rejected():
     for message, argument, url in every("abfs+x://bucket"):
-        assert message.startswith(f"`{argument}` has the scheme abfs+x://, which fsspec does not know: give ")
+        assert message.startswith(f"`{argument}` has the scheme abfs+x://, which fsspec does not know: use ")
         assert message.endswith(f"Received: {url!r}")
 
 

@@ -226,7 +226,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
             rematerialize="flag",
             memory_limit="positive or infinite or none",
             replicas="count below 64",
-            partition="counts of layers",
+            partition="numbers of layers",
         ),
         "auto_strategy": of(distribute.auto_strategy, communication_options="none"),
         "strategy_of": of(distribute.strategy_of, distribution="nothing"),

@@ -81,7 +81,7 @@ KINDS: dict[str, frozenset[str]] = {
         "count from 1 or True": {"2", "10**30", "True"},
         "rate": {"0", "2", "1.5", "10**30", "function"},
         "true": {"True"},
-        "counts of layers": {"[1, 2]"},
+        "numbers of layers": {"[1, 2]"},
         "verbose": {"True", "0", "2"},
         "callbacks": {"None", "[]", "{}"},
         "epochs": {"0", "2"},

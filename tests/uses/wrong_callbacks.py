@@ -91,9 +91,9 @@ PLACES |= {
     "BackupAndRestore in a file": made(
         lambda b: callbacks.BackupAndRestore(b.file), "`directory`", "is a file", "another"
     ),
-    "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "give a directory"),
+    "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "pass a directory"),
     "BackupAndRestore in a folder without a name": _given(
-        "BackupAndRestore", "", "Empty `backup_dir` argument", "give a directory"
+        "BackupAndRestore", "", "Empty `backup_dir` argument", "pass a directory"
     ),
     "BackupAndRestore in two folders": made(
         lambda b: callbacks.BackupAndRestore("a", backup_dir="b"), "`directory`", "`backup_dir`", "either"
@@ -132,7 +132,10 @@ PLACES |= {
     },
     **{
         f"ModelCheckpoint {argument} of one name": _checkpoint(
-            "m.keras", rf"`{argument}` \(2\) needs a name for each file", r"put \{epoch\}", **{argument: 2}
+            "m.keras",
+            rf"`{argument}` \(2\) needs a different name for each file",
+            r"put \{epoch\}",
+            **{argument: 2},
         )
         for argument in ("keep_best", "keep_last")
     },
@@ -209,7 +212,7 @@ SETTINGS: dict[str, Use] = {
         for what, given, *words in (
             ("of a number", 0.1, "`schedule`", "function", "0.1"),
             ("of a class", ExponentialDecay, "`schedule`", "function"),
-            ("of a schedule", ExponentialDecay(0.1, 10, 0.1), "`schedule`", "give it to the optimizer"),
+            ("of a schedule", ExponentialDecay(0.1, 10, 0.1), "`schedule`", "pass it to the optimizer"),
             ("without argument", lambda: 0.1, "`schedule`", "function"),
             ("gives NaN", lambda epoch: NAN, "`learning_rate`", "nan", "at least 0"),
             ("gives None", lambda epoch: None, "`schedule`", "None", "float"),

@@ -36,21 +36,21 @@ COMPILE: dict[str, Use] = {
         r"`fit\(\)` needs an optimizer", "optimizer=None", "compile it with", optimizer=None
     ),
     "optimizer misspelt": compiled("`optimizer` 'addam'", "did you mean 'adam'", optimizer="addam"),
-    "optimizer class": compiled("`optimizer`", "Adam", "give an instance", optimizer=keras.optimizers.Adam),
-    "optimizer number": compiled("`optimizer` 0.01", "give a name", optimizer=0.01),
-    "optimizer list": compiled("`optimizer`", "'adam'", "give a name", optimizer=["adam"]),
-    "optimizer dict": compiled("`optimizer`", "'name'", "give a name", optimizer={"name": "adam"}),
-    "optimizer function": compiled("`optimizer`", "lambda", "give a name", optimizer=lambda: 0),
+    "optimizer class": compiled("`optimizer`", "Adam", "pass an instance", optimizer=keras.optimizers.Adam),
+    "optimizer number": compiled("`optimizer` 0.01", "pass a name", optimizer=0.01),
+    "optimizer list": compiled("`optimizer`", "'adam'", "pass a name", optimizer=["adam"]),
+    "optimizer dict": compiled("`optimizer`", "'name'", "pass a name", optimizer={"name": "adam"}),
+    "optimizer function": compiled("`optimizer`", "lambda", "pass a name", optimizer=lambda: 0),
     "optimizer of tf_keras": compiled("`optimizer`", "tf_keras", "keras.optimizers", optimizer=TfKerasAdam()),
     "optimizer of TensorFlow 1": compiled("`optimizer`", "GradientDescent", "keras.optimizers", optimizer=V1),
     "loss misspelt": compiled("`loss` 'mean_square'", "did you mean", loss="mean_square"),
-    "loss number": compiled("`loss` 3 is not a loss", "give a name", loss=3),
-    "loss True": compiled("`loss` True is not a loss", "give a name", loss=True),
+    "loss number": compiled("`loss` 3 is not a loss", "pass a name", loss=3),
+    "loss True": compiled("`loss` True is not a loss", "pass a name", loss=True),
     "loss None": compiled("loss", "compile", loss=None),
     "loss metric": compiled(
-        "`loss` ", "MeanSquaredError", "give a name", loss=keras.metrics.MeanSquaredError()
+        "`loss` ", "MeanSquaredError", "pass a name", loss=keras.metrics.MeanSquaredError()
     ),
-    "loss layer": compiled("`loss` ", "Dense", "give a name", loss=keras.layers.Dense(2)),
+    "loss layer": compiled("`loss` ", "Dense", "pass a name", loss=keras.layers.Dense(2)),
     "loss of one argument": compiled("`loss`", r"\(y_true, y_pred\)", "change", loss=lambda y: y),
     "loss gives None": compiled("loss=", "None", loss=lambda y, p: None),
     "loss gives a text": compiled("loss=", "'str'|text|str", loss=lambda y, p: "a"),
@@ -70,17 +70,17 @@ COMPILE: dict[str, Use] = {
     },
     "loss of nothing": compiled("`loss`", "at least one output", r"Received: \[None\]", loss=[None]),
     "loss list too long": compiled("`loss`", "each of the 1 outputs", "out", loss=["mse", "mae"]),
-    "loss dict of the one output": compiled("`loss`", "dict", "give its loss alone", loss={"out": "mse"}),
+    "loss dict of the one output": compiled("`loss`", "dict", "pass its loss directly", loss={"out": "mse"}),
     "loss_weights of another output": compiled(
         "`loss_weights` names", "'c'", "'out'", loss_weights={"c": 1.0}
     ),
     "metric called loss": compiled(
-        r"`metrics\[0\]`", "'loss'", "another name", metrics=[keras.metrics.MeanSquaredError(name="loss")]
+        r"`metrics\[0\]`", "'loss'", "rename it", metrics=[keras.metrics.MeanSquaredError(name="loss")]
     ),
     "metric called as that of validation": compiled(
         r"`weighted_metrics\[1\]`",
         "'val_mae'",
-        "another name",
+        "rename it",
         weighted_metrics=["mae", keras.metrics.MeanSquaredError(name="val_mae")],
     ),
     "loss list too short": two("`loss`", "each of the 2 outputs", "a, b", loss=["mse"]),
@@ -94,8 +94,8 @@ COMPILE: dict[str, Use] = {
         r"`metrics\[0\]` 'acuracy'", "did you mean '[a-z_]*accuracy", metrics=["acuracy"]
     ),
     "metrics text": compiled("`metrics`", "list", "mae", metrics="mae"),
-    "metrics number": compiled(r"`metrics\[0\]` 3 is not a metric", "give a name", metrics=[3]),
-    "metrics optimizer": compiled(r"`metrics\[0\]` ", "SGD", "give a name", metrics=[keras.optimizers.SGD()]),
+    "metrics number": compiled(r"`metrics\[0\]` 3 is not a metric", "pass a name", metrics=[3]),
+    "metrics optimizer": compiled(r"`metrics\[0\]` ", "SGD", "pass a name", metrics=[keras.optimizers.SGD()]),
     "metrics of one argument": compiled(r"`metrics\[0\]`", r"\(y_true, y_pred\)", metrics=[lambda y: y]),
     "metrics of an unknown output": two("`metrics`", "'c'", y=NAMED, metrics={"c": "mae"}),
     "weighted_metrics misspelt": compiled(
@@ -156,7 +156,7 @@ MODELS: dict[str, Use] = {
     ),
     "load nothing": model(lambda b: unisono.load_model(None), "`filepath`", "path", "None"),
     "load a number": model(lambda b: unisono.load_model(3), "`filepath`", "path", "3"),
-    "load a missing file": model(_h5, "`filepath`", "m.h5", "give"),
+    "load a missing file": model(_h5, "`filepath`", "m.h5", "pass"),
     "load a folder": model(lambda b: unisono.load_model(b.folder), "filepath", "keras"),
     "load with a list": model(
         lambda b: unisono.load_model(b.file, [1]), "`custom_objects`", "dict", r"\[1\]"

@@ -12,7 +12,7 @@ from uses.wrong_fit import BATCHES, fit
 
 CLASSES = "sparse_categorical_crossentropy"
 NAMES = ["a"] * 6
-TEXT = ("`y` holds strings", "StringLookup")
+TEXT = ("`y` contains strings", "StringLookup")
 
 
 def fitted(y: Any, *words: str, loss: Any = CLASSES, as_dataset: bool = False, **arguments: Any) -> Use:
@@ -64,7 +64,7 @@ DATA: dict[str, Use] = {
     "strings in a dataset, again": fit(*TEXT, x=rows(X, np.array(NAMES)).batch(2), y=None),
     "strings of a generator": fit(*TEXT, x=((X, np.array(NAMES)) for _ in range(2)), y=None),
     "strings as weights of a dataset": fit(
-        "`sample_weight` holds strings", "give numbers", x=rows(X, Y, np.array(NAMES)).batch(2), y=None
+        "`sample_weight` contains strings", "pass one number", x=rows(X, Y, np.array(NAMES)).batch(2), y=None
     ),
     "a negative label": labels(-1),
     "a label too many": labels(2),
@@ -92,31 +92,33 @@ DATA: dict[str, Use] = {
     ),
     **{
         f"weights of {value}": fit(
-            "`sample_weight` holds", str(value), "finite", sample_weight=np.array([1.0] * 5 + [value])
+            "`sample_weight` contains", str(value), "finite", sample_weight=np.array([1.0] * 5 + [value])
         )
         for value in (NAN, float("inf"), -float("inf"))
     },
-    "weights of NaN to validate": validated((X, Y, np.full(6, NAN)), "`sample_weight` holds nan", "finite"),
+    "weights of NaN to validate": validated(
+        (X, Y, np.full(6, NAN)), "`sample_weight` contains nan", "finite"
+    ),
     **{
         f"weights of NaN, {name}": (
             lambda b, name=name, weights=weights: getattr(b.model, name)(X, Y, sample_weight=weights),
-            ("`sample_weight` holds nan", "finite"),
+            ("`sample_weight` contains nan", "finite"),
         )
         for name, weights in (("evaluate", tf.constant([NAN] * 6)), ("train_on_batch", np.full(6, NAN)))
     },
     "weights of NaN in a dataset": fit(
-        "`sample_weight` holds nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
+        "`sample_weight` contains nan", "finite", x=rows(X, Y, np.full(6, NAN)).batch(2), y=None
     ),
     "weights of NaN of a generator": fit(
         "Batch 0 of the generator",
-        "`sample_weight` holds nan",
+        "`sample_weight` contains nan",
         x=((X, Y, NAN * Y[:, 0]) for _ in range(2)),
         y=None,
     ),
     "a label too many for CTC": pixels("`y`", "the label 5", "from 0 to 1", loss=keras.losses.CTC(), label=5),
     "a label too many in a PyDataset": (
         lambda b: b.new(loss=CLASSES).fit(Batches([(X, np.full(6, 2))] * 2), verbose=0),
-        ("Batch 0 of the PyDataset", "`y` holds the label 2", "0 to 1"),
+        ("Batch 0 of the PyDataset", "`y` contains the label 2", "0 to 1"),
     ),
     "class_weight of pixels": pixels(
         "`class_weight`", r"\(None, 2\)", "`sample_weight`", class_weight={1: 2.0}
@@ -132,16 +134,14 @@ DATA: dict[str, Use] = {
         "`sample_weight`", r"\(None, 3\)", "each sample", x=rows(X, Y, np.ones((6, 3))).batch(2), y=None
     ),
     "validation_data of a used generator": validated(iter([]), "yielded no batch", "create a new one"),
-    "validation_data never ends": validated(BATCHES.repeat(), r"validation_steps \(None\) must be given"),
+    "validation_data never ends": validated(BATCHES.repeat(), r"validation_steps \(None\) must be set"),
     "validation_data of unequal lengths": validated((X, Y[:3]), "x: 6, y: 3", "same number of samples"),
     "validation_data of a number": validated((3, Y), "x is a int", "arrays"),
     "validation_data of a text": validated((X, "a"), "y is a str", "arrays"),
     "validation_data of one weight": validated((X, Y, 3), "sample_weight is a int", "arrays"),
     "validation_data of no samples": validated((X[:0], Y[:0]), "no samples", "at least one"),
     "validation_data of samples": validated(rows(X, Y), "dataset", "batch them first"),
-    "validation_data of no batch": validated(
-        rows(X, Y).take(0).batch(2), "without any batch", "at least one"
-    ),
+    "validation_data of no batch": validated(rows(X, Y).take(0).batch(2), "an empty dataset", "at least one"),
     "validation_data of an empty PyDataset": validated(Batches([]), "0 batches", "at least one"),
     "validation_data is a class": validated(tf.data.Dataset, "`x` must be an instance"),
     "validation_data is a function": validated(lambda: 3, "function without argument"),
@@ -158,7 +158,7 @@ DATA: dict[str, Use] = {
         lambda b: b.model.evaluate(BATCHES, per_replica_batch_size=3),
         (r"per_replica_batch_size \(3\)", "own batches"),
     ),
-    "evaluate forever": (lambda b: b.model.evaluate(BATCHES.repeat()), (r"^steps \(None\) must be given",)),
+    "evaluate forever": (lambda b: b.model.evaluate(BATCHES.repeat()), (r"^steps \(None\) must be set",)),
 }
 
 

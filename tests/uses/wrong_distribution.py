@@ -132,7 +132,11 @@ PIPELINES: dict[str, Use] = {
         )
         for name, cure, values in (
             ("schedule", '"1f1b" or "gpipe"', ("zigzag", None, 3)),
-            ("partition", "counts of layers", ("equal", 3, [0, 3], [1.5, 1], ["a", "b", "c"], [], None)),
+            (
+                "partition",
+                "positive numbers of layers",
+                ("equal", 3, [0, 3], [1.5, 1], ["a", "b", "c"], [], None),
+            ),
             ("cost", '"estimated" or "measured"', ("guess", None)),
             ("rematerialize", "True or False", ("yes", 2)),
             ("memory_limit", "above 0", (-1, NAN, "1G", True, 0)),

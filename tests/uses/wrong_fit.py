@@ -38,7 +38,7 @@ INPUTS: dict[str, Use] = {
     "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
     "x is a number": fit("x is a int", "arrays or tensors", x=3),
     "x is strings": fit(
-        "`x` holds strings, but the input .* of the model takes float32",
+        "`x` contains strings, but the input .* of the model takes float32",
         "StringLookup",
         x=np.array([["a", "b", "c"]] * 6),
     ),
@@ -47,8 +47,8 @@ INPUTS: dict[str, Use] = {
     ),
     "x is objects": fit("dtype object", "convert it first", x=np.array([{1}, 2, None, 3, 4, 5], object)),
     "x is dates": fit("datetime64", "convert it", x=np.array(["2020-01-01"] * 6, "datetime64[D]")),
-    "x is None": fit("x is None", "give at least one array", x=None, y=None),
-    "x is an empty list": fit("empty structure", "give at least one", x=[], y=None),
+    "x is None": fit("x is None", "pass at least one array", x=None, y=None),
+    "x is an empty list": fit("empty structure", "pass at least one", x=[], y=None),
     "x has an unknown name": fit("`x`", "nope", r"takes in \(None, 3\)", x={"nope": X}),
     "x has other features": fit("`x`", r"\(None, 5\)", "takes in", x=np.ones((6, 5))),
     "x lacks an axis": fit("`x`", r"\(None,\)", "takes in", x=np.ones(6)),
@@ -66,14 +66,12 @@ INPUTS: dict[str, Use] = {
     "x is single numbers": fit(
         "x is a dataset of single samples", "batch it first", x=tf.data.Dataset.range(6), y=None
     ),
-    "x never ends": fit("steps_per_epoch", "must be given", x=BATCHES.repeat(), y=None),
-    "x has no targets": fit("`y` is None", "give the targets", x=rows(X).batch(2), y=None),
-    "x gives four parts": fit("`x` gives tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
-    "x is empty": fit(
-        "dataset without any batch", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None
-    ),
+    "x never ends": fit("steps_per_epoch", "must be set", x=BATCHES.repeat(), y=None),
+    "x has no targets": fit("`y` is None", "pass the targets", x=rows(X).batch(2), y=None),
+    "x gives four parts": fit("`x` yields tuples of 4", "train_step", x=rows(X, Y, X, X).batch(2), y=None),
+    "x is empty": fit("an empty dataset", "at least one sample", x=rows(X, Y).take(0).batch(2), y=None),
     "x is empty once it is filtered": fit(
-        "dataset that gave no batch",
+        "dataset that yielded no batch",
         "at least one sample",
         x=rows(X, Y).filter(lambda x, y: False).batch(2),
         y=None,
@@ -88,12 +86,12 @@ INPUTS: dict[str, Use] = {
     "x gives another structure later": generator(
         "Batch 1 of the generator", "but the first batch is", of=[(X,), (X, Y)]
     ),
-    "x generator, with y": generator(r"y \(ndarray\) must not be given", "tuples", of=[(X,)], y=Y),
+    "x generator, with y": generator(r"y \(ndarray\) must not be passed", "tuples", of=[(X,)], y=Y),
     "x gives no dataset": fit(r"returned a ndarray", "tf.data.Dataset", x=lambda context: X, y=None),
     "x is a class of batches": fit("`?x`?", "Batches", "instance", x=Batches, y=None),
     "x has no batch": fit("PyDataset has 0 batches", "at least one", x=Batches(0), y=None),
     "x has a length of text": fit("PyDataset|__len__", "'3'|str", x=Batches("3"), y=None),
-    "x dataset, with y": fit(r"y \(ndarray\) must not be given", "tuples", x=BATCHES),
+    "x dataset, with y": fit(r"y \(ndarray\) must not be passed", "tuples", x=BATCHES),
     "x dataset, with weights": fit(
         "sample_weight", "let x yield tuples", x=BATCHES, y=None, sample_weight=np.ones(6)
     ),
@@ -101,9 +99,9 @@ INPUTS: dict[str, Use] = {
     "x PyDataset, with batch_size": fit(
         r"batch_size \(3\)", "own batches", x=Batches(1), y=None, batch_size=3
     ),
-    "y is None": fit("`y` is None", "loss='mse'", "give the targets", y=None),
-    "y is names": fit("`y` holds strings", "StringLookup", y=np.array(["cat"] * 6)),
-    "y is a list of names": fit("`y` holds strings", "StringLookup", y=["cat"] * 6),
+    "y is None": fit("`y` is None", "loss='mse'", "pass the targets", y=None),
+    "y is names": fit("`y` contains strings", "StringLookup", y=np.array(["cat"] * 6)),
+    "y is a list of names": fit("`y` contains strings", "StringLookup", y=["cat"] * 6),
     "y is a number": fit("y is a int", "arrays or tensors", y=1),
     "y has more samples": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
     "y has fewer samples": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
@@ -114,7 +112,7 @@ INPUTS: dict[str, Use] = {
     "y has an unknown name": fit("`y`", "nope", "structure", y={"nope": Y}),
     "y holds None": fit("NoneType", "convert it first", y=np.array([None] * 6, object)),
     "sample_weight is strings": fit(
-        "`sample_weight` holds strings", "give numbers", sample_weight=np.array(["a"] * 6)
+        "`sample_weight` contains strings", "pass one number", sample_weight=np.array(["a"] * 6)
     ),
     "sample_weight is a text": fit("sample_weight is a str", "arrays", sample_weight="auto"),
     "sample_weight is a number": fit("sample_weight is a float", "arrays", sample_weight=2.0),
@@ -143,10 +141,10 @@ INPUTS: dict[str, Use] = {
         r"class_weight\[0\]", "a finite number", "None", class_weight={0: None}, y=COLUMN
     ),
     "class_weight and weights": fit(
-        "class_weight", "both given", "product", class_weight={0: 1.0}, sample_weight=np.ones(6), y=COLUMN
+        "class_weight", "both passed", "product", class_weight={0: 1.0}, sample_weight=np.ones(6), y=COLUMN
     ),
     "class_weight, several outputs": fit("class_weight", "one output", class_weight={0: 1.0}, y={"out": Y}),
-    "class_weight without targets": fit("class_weight", "give y", class_weight={0: 2.0}, y=None),
+    "class_weight without targets": fit("class_weight", "pass y", class_weight={0: 2.0}, y=None),
     "class_weight of strings": fit(
         "class_weight", "strings", class_weight={0: 2.0}, y=np.array(list("ababab"))
     ),
@@ -154,7 +152,7 @@ INPUTS: dict[str, Use] = {
         "class_weight", "tuples? of 4", x=rows(X, Y, Y, Y).batch(2), y=None, class_weight={0: 2.0}
     ),
     "class_weight and weights of a dataset": fit(
-        "both given", "product", x=rows(X, Y, X[:, 0]).batch(2), y=None, class_weight={0: 2.0}
+        "both passed", "product", x=rows(X, Y, X[:, 0]).batch(2), y=None, class_weight={0: 2.0}
     ),
     **{
         f"sample_weight for two outputs {name}": (
@@ -194,11 +192,11 @@ ARGUMENTS: dict[str, Use] = {
     **_numbers("overfit_batches", (0, -1, "3", 2.5, 0.1, True)),
     **_numbers("validation_sanity_steps", (-1, "2", 1.5, True, None), validation_data=V),
     "validation_sanity_steps of nothing": fit(
-        r"`validation_sanity_steps` \(2\)", "give `validation_data`", validation_sanity_steps=2
+        r"`validation_sanity_steps` \(2\)", "pass `validation_data`", validation_sanity_steps=2
     ),
     "validation_sanity_steps of a generator": fit(
         r"`validation_sanity_steps` \(2\)",
-        "give arrays",
+        "pass arrays",
         validation_sanity_steps=2,
         validation_data=iter([V] * 9),
     ),
@@ -217,16 +215,16 @@ ARGUMENTS: dict[str, Use] = {
     ),
     "validation_split leaves nothing": fit("validation_split", "0.99", "more samples", validation_split=0.99),
     "validation_split of a dataset": fit(
-        "validation_split", "give validation_data", validation_split=0.5, x=BATCHES, y=None
+        "validation_split", "pass validation_data", validation_split=0.5, x=BATCHES, y=None
     ),
     "validation_split of a generator": fit(
-        "validation_split", "give validation_data", validation_split=0.5, x=iter([V]), y=None
+        "validation_split", "pass validation_data", validation_split=0.5, x=iter([V]), y=None
     ),
     "validation_data is a number": fit(VALID, r"\(x, y\)", "Received: 3", validation_data=3),
     "validation_data is a file": fit(VALID, r"\(x, y\)", "'val.csv'", validation_data="val.csv"),
     "validation_data is False": fit(VALID, r"\(x, y\)", "False", validation_data=False),
-    "validation_data is x": fit(VALID, "`y` is None", "give the targets", validation_data=X),
-    "validation_data has no y": fit(VALID, "`y` is None", "give the targets", validation_data=(X, None)),
+    "validation_data is x": fit(VALID, "`y` is None", "pass the targets", validation_data=X),
+    "validation_data has no y": fit(VALID, "`y` is None", "pass the targets", validation_data=(X, None)),
     "validation_data of four": fit(VALID, "of 4", r"\(x, y, sample_weight\)", validation_data=(X, Y, X, Y)),
     "validation_data is empty": fit(VALID, "of 0", r"\(x, y\)", validation_data=()),
     "validation_data of features": fit(
@@ -234,7 +232,7 @@ ARGUMENTS: dict[str, Use] = {
     ),
     "validation_data of columns": fit(VALID, r"\(None, 5\)", "outputs", validation_data=(X, np.ones((6, 5)))),
     "validation_data is a dict": fit(
-        VALID, "`y` is None", "give the targets", validation_data={"x": X, "y": Y}
+        VALID, "`y` is None", "pass the targets", validation_data={"x": X, "y": Y}
     ),
     "validation_data of weights": fit(
         VALID, "`sample_weight`", "numbers", validation_data=(X, Y, np.array(["a"] * 6))
@@ -263,7 +261,7 @@ def method(name: str, words: tuple[str, ...], *arguments: Any, **named: Any) -> 
 
 
 UNEQUAL, EMPTY = ("x: 6, y: 2", "same number"), ("no samples", "at least one")
-NO_X, NO_Y = ("x is None", "give at least one"), ("`y` is None", "give the targets")
+NO_X, NO_Y = ("x is None", "pass at least one"), ("`y` is None", "pass the targets")
 DATASET = tf.data.Dataset.from_tensors(V)
 METHODS: dict[str, Use] = {
     f"{name} {what}": method(name, *given)
@@ -271,22 +269,22 @@ METHODS: dict[str, Use] = {
         "evaluate": {
             "None": (NO_X, None),
             "without y": (NO_Y, X),
-            "names": (("`y` holds strings", "encode"), X, np.array(["a"] * 6)),
+            "names": (("`y` contains strings", "encode"), X, np.array(["a"] * 6)),
             "columns": (("`y`", r"\(None, 5\)", "outputs"), X, np.ones((6, 5))),
             "unequal lengths": (UNEQUAL, X, Y[:2]),
             "no samples": (EMPTY, X[:0], Y[:0]),
-            "forever": (("steps", "must be given"), DATASET.repeat()),
+            "forever": (("steps", "must be set"), DATASET.repeat()),
         },
         "predict": {
             "None": (NO_X, None),
             "a file": (("x is a str", "arrays"), "img.png"),
-            "names": (("`x` holds strings", "encode"), np.array([["a", "b", "c"]])),
+            "names": (("`x` contains strings", "encode"), np.array([["a", "b", "c"]])),
             "one sample": (("`x`", r"\(None,\)", "takes in"), X[0]),
             "features": (("`x`", r"\(None, 5\)", "takes in"), np.ones((6, 5))),
-            "forever": (("steps", "must be given"), rows(X).batch(2).repeat()),
+            "forever": (("steps", "must be set"), rows(X).batch(2).repeat()),
             "with y": (("`batch_size`", "whole number"), X, Y),
             "no samples": (EMPTY, X[:0]),
-            "no batch": (("without any batch", "at least one"), rows(X).take(0).batch(2)),
+            "no batch": (("an empty dataset", "at least one"), rows(X).take(0).batch(2)),
         },
         "train_on_batch": {
             "unequal lengths": (UNEQUAL, X, Y[:2]),

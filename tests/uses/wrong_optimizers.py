@@ -79,8 +79,8 @@ OPTIMIZERS: dict[str, Use] = {
             ("number", 3, "functions from .* Received: 3"),
             ("text", "clip", "functions from .* 'clip'"),
             ("list of text", ["clip"], "functions from .* 'clip'"),
-            ("class", optimizers.ClipByNorm, r"give ClipByNorm\("),
-            ("list of a class", [optimizers.ClipByNorm], r"give ClipByNorm\("),
+            ("class", optimizers.ClipByNorm, r"pass ClipByNorm\("),
+            ("list of a class", [optimizers.ClipByNorm], r"pass ClipByNorm\("),
             ("without argument", [lambda: 0], "functions from .*lambda"),
             ("returning None", [lambda pairs: None], "must return one .* Received None"),
             ("losing pairs", [lambda pairs: pairs[:0]], "must return one .* returned 0"),
@@ -90,7 +90,7 @@ OPTIMIZERS: dict[str, Use] = {
         f"aggregator {what}": optimizer("SGD", "`gradient_aggregator`", word, gradient_aggregator=v)
         for what, v, word in (
             ("text", "mean", "functions from .* 'mean'"),
-            ("class", optimizers.PackedAggregation, r"give PackedAggregation\("),
+            ("class", optimizers.PackedAggregation, r"pass PackedAggregation\("),
             ("list", [optimizers.no_aggregation], "functions from .* no_aggregation"),
         )
     },

@@ -85,7 +85,7 @@ def test_newcomer_joins_at_the_end_of_an_epoch_and_the_weights_are_those_of_one_
     run.wait_for(second, "waiting until the run")
     run.release(0)
     printed = run.end(first, second)
-    assert "start again with the machine that came" in printed[0]
+    assert "restart with the machine that joined" in printed[0]
     found = weights_of("\n".join(printed))
     assert sorted(found) == ["0 of 2", "1 of 2"], printed
     expected = undisturbed(2)

@@ -12,7 +12,7 @@ TIMEOUT = 12
 NAMED = {
     "0:stop": r"worker-0 failed first: it is stopped \(SIGSTOP\) and has been for \d+ s; it was last seen at epoch",
     "1:lock": r"worker-1 failed first: it hangs or is too slow, as worker-0 found, in hang \(.*fails_first.py:",
-    "1:exit": r"worker-1 failed first: it ended early, with status 0, while worker-0 still needed it",
+    "1:exit": r"worker-1 failed first: it exited early, with status 0, while worker-0 still needed it",
 }
 
 

@@ -48,26 +48,26 @@ def test_workers_that_differ_are_rejected_with_a_sentence_on_each(start_workers)
         ), printed
         assert re.search(
             r"width: ValueError: variable \d+ must be the same on all workers for the creation of variables. "
-            r"Received: 'float32\(2, 3\)' on worker 0, 'float32\(2, 4\)' on worker 1. .* Here it is 'kernel'.",
+            r"Received: 'float32\(2, 3\)' on worker 0, 'float32\(2, 4\)' on worker 1. .* This worker has 'kernel'.",
             printed,
         ), printed
         sharded = "ValueError: `x` has `shard(2, 0)` on worker 0 and `shard(2, 1)` on worker 1"
         trained = ("part for validation", "seeded", "function", "sharding off", "files", "unseeded", "same")
         trained += ("unsharded on purpose", "local files")
-        doubled = "ValueError: `x` is a function of tf.distribute.InputContext that gives each of 2 workers the same samples"
+        doubled = "`x` is a function of tf.distribute.InputContext that returns the same samples for each of 2 workers"
         for line in (
             "epochs: ValueError: epochs must be the same on all workers for fit. Received: 1 on worker 0",
             "generator: ValueError: The input must yield the same global batches on every worker.",
             "activation: ValueError: activation of layers[1] of the model must be the same",
             "clipping: ValueError: clipnorm of the optimizer must be the same",
-            *(f"unsharded {name}: {doubled}" for name in ("function", "for validation")),
+            *(f"unsharded {name}: ValueError: {doubled}" for name in ("function", "for validation")),
             *(f"{name}: {sharded}" for name in ("sharded", "sharded and distributed")),
             *(f"{name}: went through" for name in trained),
             "silent: []",
             "orders: 4",
-            "own values: ValueError: The input must yield the same global batches on every worker. `x` gives other",
-            "own generator: ValueError: The input must yield the same global batches on every worker. `x` gives other",
-            "warned: ['`x` is another tf.data pipeline (data, files, constants or functions) on worker 1 than on worker 0",
+            "own values: ValueError: The input must yield the same global batches on every worker. `x` yields different",
+            "own generator: ValueError: The input must yield the same global batches on every worker. `x` yields different",
+            "warned: ['`x` differs between worker 1 and worker 0 (in data, files, constants or functions)",
         ):
             assert line in printed, printed
 

@@ -91,7 +91,7 @@ def test_two_launchers_train_one_model_and_restart_without_a_word_between_them(
     printed = [machine.communicate() for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], printed
     check_joined("\n".join(out for out, _ in printed), 2, alone)
-    assert ("starting all again" in printed[0][1]) is bool(restarts)
+    assert ("restarting all processes" in printed[0][1]) is bool(restarts)
 
 
 @pytest.mark.long

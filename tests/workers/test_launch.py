@@ -35,7 +35,7 @@ def test_failure_is_named_and_all_are_started_again(launch, tmp_path):
     )
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "worker-1 failed first: it exited with status 7. The others were ended." in err
+    assert "worker-1 failed first: it exited with status 7. The others were stopped." in err
     assert "[launch]     what went wrong" in err
     assert "[worker-2] worker 2 restart 1" in out
     assert (tmp_path / "logs" / "worker-1.log").read_text() == "worker 1 restart 0\nwhat went wrong\n"
@@ -45,9 +45,9 @@ def test_failure_is_named_and_all_are_started_again(launch, tmp_path):
 
 REPORTS = {  # what the workers do, how many there are, the status of the launcher, and what it prints
     "fail once": (2, 7, "worker-1 failed first: it exited with status 7"),
-    "port": (1, 0, "starting again with other ports"),
+    "port": (1, 0, "restarting with other ports"),
     "lost": (2, 1, "worker-1 failed first: it hangs or is too slow, as worker-0 found, in <module> ("),
-    "early": (2, 1, "worker-1 failed first: it ended early, with status 0, while worker-0 still needed it"),
+    "early": (2, 1, "worker-1 failed first: it exited early, with status 0, while worker-0 still needed it"),
 }
 
 
@@ -103,9 +103,9 @@ def test_same_error_at_the_same_step_is_not_tried_a_third_time(launch, tmp_path)
     process = launch("--workers", 1, "--restarts", 5, OBEY, tmp_path, "same")
     _, err = process.communicate()
     assert process.returncode == 1
-    assert "starting all again in 1 s, restart 1 of 5" in err
+    assert "restarting all processes in 1 s, restart 1 of 5" in err
     assert "the same error at the same step" in err and "restart 2" not in err
-    assert "raised ValueError: file " in err and ", at epoch 1, step 7. The others were ended." in err
+    assert "raised ValueError: file " in err and ", at epoch 1, step 7. The others were stopped." in err
 
 
 def test_taken_endpoint_is_not_tried_again_with_other_ports(launch, tmp_path):
@@ -122,7 +122,7 @@ def test_run_whose_backups_another_run_has_taken_over_is_not_started_again(launc
     _, err = process.communicate()
     assert process.returncode == 1
     assert "raised FolderInUseError: backup has been taken over by process 1 on other" in err
-    assert "another run has this directory of backups: there is no restart" in err and "restart 1" not in err
+    assert "another run uses this directory of backups: not restarting" in err and "restart 1" not in err
 
 
 def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):
@@ -158,5 +158,5 @@ def test_worker_that_ignores_the_signal_is_killed_after_its_grace(launch, tmp_pa
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
     assert process.returncode == 128 + 15
-    assert "did not end after SIGTERM" in err
+    assert "did not exit after SIGTERM" in err
     wait_for_end((tmp_path / "pid-1-0").read_text())

@@ -7,7 +7,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 PARTS = r"(kept|moved): (\[.*?\]): (.*)"  # whether the weights moved, the warnings, how the call ended
-OTHER = "ValueError: The input must yield the same global batches on every worker. `x` gives other samples on worker 1"
+OTHER = "ValueError: The input must yield the same global batches on every worker. `x` yields different samples on worker 1"
 SERVICE = "ValueError: `x` reads a part of the elements of a tf.data service"
 REJECTED = {
     "own arrays": OTHER,
@@ -41,16 +41,16 @@ LATER = dict.fromkeys(
 )  # earlier steps were on the same samples
 TRAINED = {  # the warning, if there is one
     "paths": "[]",
-    "constants": "is another tf",
-    "augmented": "draws other random numbers",
-    "augmented, and a rare target": "draws other random numbers",
+    "constants": "differs between",
+    "augmented": "draws different random numbers",
+    "augmented, and a rare target": "draws different random numbers",
     "same dataset": "[]",
     "same of unknown length": "[]",
     "same of several sizes": "[]",
     "one pass over two epochs": "[]",
     "same generator": "[]",
     "own samples by a function": "[]",
-    "parallel epochs": "is another tf",  # each worker registers its dataset
+    "parallel epochs": "differs between",  # each worker registers its dataset
     "service by a function": "[]",
 }
 

@@ -80,9 +80,9 @@ def test_launcher_restarts_a_worker_alone_and_all_after_a_parameter_server(launc
     out, err = process.communicate()
     assert process.returncode == 0, err
     assert "another worker True the same server True" in out
-    assert "[launch] worker-0 was killed by SIGKILL: starting it again" in err
+    assert "[launch] worker-0 was killed by SIGKILL: restarting it" in err
     assert "[launch] ps-0 failed first: it was killed by SIGKILL" in err
-    assert "starting all again in 1 s, restart 1 of 1" in err
+    assert "restarting all processes in 1 s, restart 1 of 1" in err
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ def is_standard(batch: Any) -> bool:
 
 
 def unpack(batch: Any) -> tuple[Any, Any, Any]:
-    """`(x, y, sample_weight)` of a batch or the spec of one; a structure unknown to Keras counts as x."""
+    """Return `(x, y, sample_weight)` of a batch or the spec of one; a structure unknown to Keras counts as x."""
     return keras.utils.unpack_x_y_sample_weight(batch) if is_standard(batch) else (batch, None, None)
 
 
@@ -62,7 +62,7 @@ def name_arrays(batch: Any) -> list[tuple[str, Any]]:
 
 
 def sample_count(structure: Any) -> Any:
-    """Return the samples of a batch, an int or int32 scalar tensor; a ValueError if all leaves are None or scalars."""
+    """Return the samples of a batch, an int or int32 scalar tensor; reject batches of None and scalars alone."""
     leaves = [
         _one_tensor(leaf) for leaf in tf.nest.flatten(structure) if leaf is not None and not is_scalar(leaf)
     ]
@@ -141,12 +141,12 @@ def _slice_dense(leaf: Any, start: Any, stop: Any, samples: int | None, device: 
 
 
 def on_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    """A device scope; None: TensorFlow's choice."""
+    """Return a device scope; None: TensorFlow's choice."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
-    """The samples with the given numbers (an integer vector), in that order; `SparseRows` give a `tf.SparseTensor`."""
+    """Return the samples with these numbers, an integer vector, in that order; of `SparseRows` a `tf.SparseTensor`."""
     return map_leaves(lambda leaf: _gather_leaf(leaf, indices), structure)
 
 
@@ -223,7 +223,7 @@ def batch_spec(structure: Any) -> Any:
 
 
 def open_spec(leaf: Any) -> Any:
-    """Return the `tf.TypeSpec` of an array or the given one, with an open number of samples; None for None."""
+    """Return the `tf.TypeSpec` of an array or a spec, with an open number of samples; None for None."""
     if leaf is None:
         return None
     if isinstance(leaf, np.ndarray) or (isinstance(leaf, tf.Tensor) and leaf.shape.rank):
@@ -246,7 +246,7 @@ def open_spec(leaf: Any) -> Any:
 
 
 def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
-    """`fn` of the leaves of nests of one structure, and of the tensors of records; other fields are those of the first."""
+    """Map `fn` over the leaves of nests of one structure, and the tensors of records; keep other fields of the first."""
 
     def apply(*leaves: Any) -> Any:
         first = leaves[0]

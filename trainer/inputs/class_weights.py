@@ -13,14 +13,14 @@ from .sources.readers import map_optional
 
 
 class ClassWeights(NamedTuple):
-    """The classes that have a weight, in order, and their weights; every other class weighs 1."""
+    """The classes that have a weight, in order, and their weights; every other class has weight 1."""
 
     classes: tuple[int, ...]
     weights: tuple[float, ...]
 
 
 def class_weights(value: Any) -> ClassWeights | None:
-    """`class_weight`, a dict from whole numbers to finite ones, as the classes and their weights."""
+    """Return the classes and weights of `class_weight`, a dict from whole numbers to finite ones."""
     if value is None:
         return None
     if not isinstance(value, dict):
@@ -28,7 +28,7 @@ def class_weights(value: Any) -> ClassWeights | None:
     pairs = []
     for key, weight in value.items():
         if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:
-            raise TypeError(f"class_weight has the key {key!r}; keys are the class numbers of y, as int.")
+            raise TypeError(f"class_weight has the key {key!r}: keys must be the class numbers of y, as int.")
         pairs.append((int(float(key)), float(number(f"class_weight[{key}]", weight))))
     pairs.sort()
     return ClassWeights(tuple(key for key, _ in pairs), tuple(weight for _, weight in pairs))
@@ -39,16 +39,16 @@ def check_class_weight(batch: Any, given: Any) -> None:
     _, y, sample_weight = unpack(batch)
     problem = None
     if not is_standard(batch):
-        problem = f"needs batches (x, y), but each is a tuple of {len(batch)}; weigh them in your step."
+        problem = f"needs batches (x, y), but each is a tuple of {len(batch)}: weight them in your step."
     elif sample_weight is not None:
-        problem = "and sample_weight are both given; give the product of the two as sample_weight."
+        problem = "and sample_weight were both passed: pass the product of the two as sample_weight."
     elif y is None:
-        problem = "needs targets, but there are none; give y."
+        problem = "needs targets: pass y."
     elif tf.nest.is_nested(y):
-        kind = f"y is a {type(y).__name__} of several; give a sample_weight for each output."
+        kind = f"y is a {type(y).__name__} of several: pass a sample_weight for each output."
         problem = f"is for models with one output, but {kind}"
     elif tf.as_dtype(y.dtype) == tf.string:
-        problem = "needs class numbers in y, but y holds strings; encode them first."
+        problem = "needs class numbers in y, but y contains strings: encode them first."
     if problem is not None:
         raise ValueError(f"class_weight ({given}) {problem}")
 

@@ -40,13 +40,13 @@ def _holds_scalars(structure: Any) -> bool:
 def host_arrays(name: str, structure: Any, complaint: str) -> Any:
     """Return the argument `name`, a nest of array-like objects, as a nest of NumPy arrays and tensors, see `_standard_nest`.
 
-    A leaf that is not an array is a TypeError with the message `complaint`, which has `{place}` and `{kind}` in it.
+    A leaf that is not an array raises a TypeError with the message `complaint`, which contains `{place}` and `{kind}`.
     """
     try:
         structure = _standard_nest(structure)
     except ValueError as error:  # NumPy's, for irregular lists
         raise ValueError(
-            f"`{name}` has lists of different lengths, which are not an array: give a tf.RaggedTensor "
+            f"`{name}` has lists of different lengths, which are not an array: pass a tf.RaggedTensor "
             f"(tf.ragged.constant), or pad them to one length. Received: {show(structure)}"
         ) from error
     for place, leaf in name_leaves(name, structure):
@@ -58,7 +58,7 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Return nests of NumPy arrays and tensors, None for None; weights without targets are dropped, as in Keras."""
     complaint = (
-        "{place} is a {kind}; give arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
+        "{place} is a {kind}; pass arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
         "DataLoader or a generator of batches."
     )
     given = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -136,8 +136,8 @@ def _from_objects(array: np.ndarray) -> Any:
         return array.astype("int64" if whole else keras.config.floatx())
     kinds = sorted({type(item).__name__ for item in flat})
     raise TypeError(
-        f"An array of dtype object holds {', '.join(kinds)}; only strings, numbers and booleans can be converted: "
-        "convert it first, or give samples of different lengths as a tf.RaggedTensor."
+        f"An array of dtype object contains {', '.join(kinds)}; only strings, numbers and booleans can be converted: "
+        "convert it first, or pass samples of different lengths as a tf.RaggedTensor."
     )
 
 
@@ -168,7 +168,7 @@ def cast_floats(leaf: Any) -> Any:
 
 
 def resident_size(leaf: Any) -> int:
-    """Return bytes of an array or a tensor of numbers after the cast, wherever it is; 0 for other types."""
+    """Return the bytes of an array or a tensor of numbers after the cast, wherever it is; 0 for other types."""
     if not isinstance(leaf, np.ndarray | tf.Tensor) or tf.as_dtype(leaf.dtype) == tf.string:
         return 0
     dtype = tf.as_dtype(leaf.dtype)

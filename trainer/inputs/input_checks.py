@@ -18,7 +18,7 @@ from .batch import all_leaves, is_extension, name_arrays, name_leaves, sample_co
 def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
     """Return the number of samples of every array in a batch; of the first, where `sharing` allows different numbers.
 
-    Rejects other numbers, a batch without an array, and arrays without samples or without a dimension of samples.
+    Reject different numbers, a batch without an array, and arrays without samples or without a dimension of samples.
     """
     sizes = []
     for path, leaf in all_leaves(arrays):
@@ -31,11 +31,11 @@ def same_samples(arrays: Any, sharing: Sharing | None = None) -> int:
         sizes.append((path, int(sample_count(leaf))))
     if not sizes:
         raise ValueError(
-            "x is None or an empty structure, so there is nothing to read; give at least one array."
+            "x is None or an empty structure, so there is nothing to read: pass at least one array."
         )
     listing = ", ".join(f"{name}: {size}" for name, size in sizes)
     if any(size == 0 for _, size in sizes):
-        raise ValueError(f"The arrays have no samples ({listing}); give at least one sample.")
+        raise ValueError(f"The arrays have no samples ({listing}): pass at least one sample.")
     differ = len({size for _, size in sizes}) > 1
     if differ and (sharing is None or not sharing.allows(arrays, sizes)):
         raise ValueError(f"All arrays must have the same number of samples. Received: {listing}.")
@@ -47,7 +47,7 @@ class Sharing:
     """Decides whether the arrays of a batch may have different numbers of samples.
 
     They may in a custom step. On one replica they may in the inputs of a model (the nodes and the edges of graphs); but
-    where all inputs have the same number, targets with another one are a mistake.
+    where all inputs have the same number, targets with a different one are a mistake.
     """
 
     custom_step: bool
@@ -81,7 +81,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
     inputs, targets = name_arrays((x,)), [] if inputs_alone else name_arrays((None, *others))
     if not inputs:
         return []
-    one_for_each = "`{}` must have as many samples as `{}`: give one for each sample of the inputs. Received"
+    one_for_each = "`{}` must have as many samples as `{}`: pass one for each sample of the inputs. Received"
     if replicas > 1:
         shared = (
             f"`{{}}` must have as many samples as `{{}}`, because {replicas} replicas share a batch: train on "
@@ -96,16 +96,16 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
 
 
 def check_equal_samples(batch: Any) -> list[Any]:
-    """As `check_samples` where each worker reads its own: the shares of its arrays would differ from those of the batch."""
+    """Do as `check_samples` where workers read their own samples: arrays would differ in their shares of the batch."""
     sentence = (
-        "`{}` must have as many samples as `{}`, because each worker reads its own: give every worker the whole "
-        "batches, for instance as a tf.data.Dataset. Received"
+        "`{}` must have as many samples as `{}`, because each worker reads its own: pass the whole batches on every "
+        "worker, for instance as a tf.data.Dataset. Received"
     )
     return _check_equal(name_arrays(batch), sentence)
 
 
 def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
-    """As `check_samples` for arrays, with their paths, whose samples a custom step combines one by one."""
+    """Do as `check_samples` for arrays, with their paths, whose samples a custom step combines one by one."""
     sentence = (
         "`{}` must have as many samples as `{}`, because the step combines them sample by sample on several replicas: "
         "repeat a single sample for each of the others. Received"
@@ -134,7 +134,7 @@ def _check(fits: Any, sentence: str, path: str, other: str, given: Any, expected
 
 @contextlib.contextmanager
 def name_arguments(argument: str = "", **names: str) -> Iterator[None]:
-    """Errors of the block name the user's arguments: after the prefix `argument`, with `names` replaced in the message."""
+    """Let errors of the block name the user's arguments, by the prefix `argument` and `names` replaced in the message."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -154,12 +154,12 @@ def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int
     ):
         if value is not None:
             raise ValueError(
-                f"{name} ({type(value).__name__}) must not be given when x is a {kind}; let x yield tuples {tuples}."
+                f"{name} ({type(value).__name__}) must not be passed when x is a {kind}; let x yield tuples {tuples}."
             )
     for name, size in batch_size.items():
         if size is not None:
             raise ValueError(
-                f"{name} ({size}) must not be given when x is a {kind}, which has its own batches."
+                f"{name} ({size}) must not be passed when x is a {kind}, which has its own batches."
             )
 
 

@@ -1,4 +1,4 @@
-"""State outside of an input on which its batches depend: random generators, variables, caches.
+"""State outside an input on which its batches depend: random generators, variables, caches.
 
 A resume restores it, or the input reports why it cannot be resumed exactly.
 """
@@ -52,7 +52,7 @@ def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
 
 @contextlib.contextmanager
 def notes_drawn_numbers(given: Any) -> Iterator[list[str]]:
-    """A list that afterwards holds the generators from which the body has drawn: global ones and those of `given`."""
+    """Yield a list that afterwards holds the generators, global or of `given`, from which the body has drawn."""
     found: list[str] = []
     held = find_generators({"its": given})
     before = _states(held)
@@ -66,9 +66,9 @@ def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
         return None
     article = "an" if kind[0] in "aeiou" else "a"
     return (
-        f"x is {article} {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and they are made ahead "
-        "of the steps that use them: a resumed run cannot be exact; draw from a generator made for each batch, such as "
-        "numpy.random.default_rng([seed, number])."
+        f"x is {article} {kind} whose batches draw random numbers from {' and '.join(drawn_from)}, and batches are made "
+        "ahead of the steps that use them: a resumed run cannot be exact; draw from a generator made for each batch, "
+        "such as numpy.random.default_rng([seed, number])."
     )
 
 
@@ -121,12 +121,12 @@ class PipelineState:
         return self._began
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore that state; that of a pipeline with other generators or variables is a ValueError."""
+        """Restore that state; reject that of a pipeline with other generators or variables."""
         names = {name for name in state if name.startswith("began ")}
         if names != self._began.keys():
             names = {name.removeprefix("began ") for name in names ^ self._began.keys()}
             raise ValueError(
-                f"x is a tf.data pipeline with other random generators than that of the first run "
+                "x is a tf.data pipeline whose random generators differ from those of the first run "
                 f"({', '.join(sorted(names))}); resume with that pipeline."
             )
         for name, each in self._generators.items():
@@ -147,7 +147,7 @@ def _python(steps: list[Transformation]) -> dict[str, Any]:
 
 
 def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str | None:
-    """Return a sentence, for the start of a fit."""
+    """Return why a resume would be inexact, as a sentence for the start of a fit."""
     if not operations_are_deterministic():
         for step in steps:
             generators = find_generators(_python([step]))
@@ -157,7 +157,7 @@ def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str |
                 )
                 return (
                     f"x is a tf.data pipeline in which {step.name.strip('_')} uses {what} in parallel, in an order that "
-                    f"differs in every run: {_ADVICE}give num_parallel_calls=None, or draw with tf.random.stateless_* "
+                    f"differs in every run: {_ADVICE}pass num_parallel_calls=None, or draw with tf.random.stateless_* "
                     "functions from a seed in the data, or call tf.config.experimental.enable_op_determinism()."
                 )
         if in_any_order(dataset):

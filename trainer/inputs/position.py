@@ -17,15 +17,15 @@ RAN_OUT = (
 
 
 class Position:
-    """The position in data that is read from its beginning to its end. Holds no data.
+    """The position in data that are read from beginning to end. Holds no data.
 
     Without `steps_per_epoch` an epoch is one pass over the data. With it, a pass lasts for as many epochs as it has
     steps for, and the epoch in which it ends is a short one.
 
     Args:
-        given_steps: `steps_per_epoch` as the user gave it.
+        given_steps: `steps_per_epoch` as the user passed it.
         batches: of a pass; None: not known before its end is seen.
-        expected: the number of batches that the data declares, where it may give another number.
+        expected: the number of batches that the data declares, if it may yield a different number.
         one_pass: whether no second pass can be started (of an iterator).
 
     Attributes:
@@ -50,7 +50,7 @@ class Position:
         self.ended = False
 
     def begin(self, epoch: int) -> bool:
-        """Goes to the first step of an epoch; returns whether another pass over the data begins with it."""
+        """Go to the first step of an epoch; return whether another pass over the data begins with it."""
         over = self.ended or (self._expected is not None and self.taken >= self._expected)
         continues = self.given_steps is not None and epoch == self.epoch + 1 and not over
         another = not self._one_pass and not continues and (self.taken > 0 or over)
@@ -74,12 +74,12 @@ class Position:
         return max(0, most)
 
     def advance(self, steps: int) -> None:
-        """Advance by `steps` steps; back where it is negative."""
+        """Advance by `steps` steps, or go back if it is negative."""
         self.step += steps
         self.taken += steps
 
     def end_epoch(self) -> None:
-        """Record that no step is left: without `steps_per_epoch`, so many make an epoch; warns if there are too few."""
+        """Record that no step is left: without `steps_per_epoch`, so many make an epoch. Warn if there were too few."""
         if self.step < (self.given_steps or 0) or (self._one_pass and self.step == 0):
             warnings.warn(RAN_OUT, stacklevel=4)
         elif not self._one_pass and self.given_steps is None:
@@ -95,7 +95,7 @@ class Position:
         return {name: int(getattr(self, name)) for name in names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`."""
+        """Go to a position of `state()`."""
         self.epoch, self.step = int(state["epoch"]), int(state["step"])
         self.passes, self.taken = int(state["passes"]), int(state["taken"])
         self.ended = bool(state.get("ended", False))
@@ -105,7 +105,7 @@ class SampleOrder(Position):
     """The position in samples that can be read by their number, and the division of samples into batches.
 
     Epoch `e` always starts at the same sample, so a run can be resumed at any epoch. With `shuffle` every pass has its own
-    random order, a function of the seed; with "batch" inside of each batch.
+    random order, a function of the seed; with "batch", it is inside each batch.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SampleOrder(Position):
         self._order: tuple[tuple[int, int], np.ndarray] | None = None
 
     def begin(self, epoch: int, step: int = 0) -> bool:
-        """Goes to a step of any epoch; returns whether that begins a pass over the data."""
+        """Go to a step of any epoch; return whether that begins a pass over the data."""
         assert self._batches is not None and self.steps_per_epoch is not None
         self.passes, part = divmod(int(epoch), math.ceil(self._batches / self.steps_per_epoch))
         self.epoch, self.step = int(epoch), int(step)
@@ -131,7 +131,7 @@ class SampleOrder(Position):
         return (first, min(steps, full), self.batch_size) if full else (first, 1, self.samples - first)
 
     def indices(self) -> np.ndarray | None:
-        """The numbers of the samples in the order of this pass, int64 `(samples,)`; None for the order of the data."""
+        """Return the numbers of the samples in this pass's order, int64 `(samples,)`; None for the order of the data."""
         if not self._shuffle:
             return None
         key = (self.passes, self._seed)
@@ -155,7 +155,7 @@ class SampleOrder(Position):
         return {"epoch": self.epoch, "step": self.step, **data}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()` of the same number of samples; their order is the saved one."""
+        """Go to a position of `state()` of the same number of samples; their order is the saved one."""
         for key, here, word in (("rows", self.samples, "epoch"), ("batch_rows", self.batch_size, "batch")):
             if int(state[key]) != here:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Whether all workers have the same input, where each must give all samples."""
+"""Checks that all workers have the same input, where each must yield all samples."""
 
 import functools
 import sys
@@ -44,9 +44,9 @@ _SHARD = (
 
 
 def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
-    """Compare the input of each worker, before it is read. All workers must call it; one does nothing.
+    """Compare the inputs of the workers, before they are read. All workers must call it; with one it does nothing.
 
-    Another kind, or a `shard` of the pipeline that differs between workers is a ValueError, because samples would be lost. A
+    A different kind, or a `shard` of the pipeline that differs, raises a ValueError, because samples would be lost. A
     `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
     Other differences between pipelines, for instance in their files or in the order of a `shuffle`, are warnings:
     `check_same_data` compares what is read.
@@ -77,12 +77,12 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
         )
     if order != other_order:
         problem = (
-            f"has another random order on worker {other} than on worker 0, but {sharer}: samples are lost. Give `shuffle` "
+            f"is shuffled differently on worker {other} and on worker 0, but {sharer}: samples are lost. Pass `shuffle` "
             "one seed on all workers, or call keras.utils.set_random_seed; do not set deterministic=False."
         )
     else:
         problem = (
-            f"is another tf.data pipeline (data, files, constants or functions) on worker {other} than on worker 0, but "
+            f"differs between worker {other} and worker 0 (in data, files, constants or functions), but "
             f"{sharer}: samples are lost if each reads its own. Pass the same, from one seed, or a function of "
             "tf.distribute.InputContext."
         )
@@ -112,7 +112,7 @@ def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
 def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> bool:
     """Return whether functions of `tf.distribute.InputContext` have returned the same pipeline on all workers.
 
-    Its files may differ between machines: `check_same_data` compares what is read. The auto-shard policy OFF allows it.
+    Its files may differ between machines, so `check_same_data` compares what is read. The auto-shard policy OFF allows it.
     """
     policy = dataset.options().experimental_distribute.auto_shard_policy
     mine = [policy == tf.data.experimental.AutoShardPolicy.OFF, *_identify_pipeline(dataset, True, strategy)]
@@ -122,12 +122,12 @@ def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> 
 def check_same_data(
     source: Source, strategy: tf.distribute.Strategy, steps: int = 0, whole: bool = False
 ) -> None:
-    """Compare what the workers have read, and the `steps` that come next. All must call it; one does nothing.
+    """Compare what the workers have read, and the `steps` that come next. All must call it; with one it does nothing.
 
-    Different data is a ValueError on all workers, and of functions of `tf.distribute.InputContext` the same data. Where the
-    input draws random numbers, and a part of the batches is the same everywhere, such as the targets, the samples are the
-    same and their augmentation differs: that is a warning. After a `whole` pass, targets that are the same for all samples
-    say nothing about these.
+    Raise a ValueError on all workers for different data, and for equal data from a function of
+    `tf.distribute.InputContext`. If the input draws random numbers, and a part of the batches is the same everywhere, such
+    as the targets, the samples are the same and their augmentation differs, which is only a warning. After a `whole` pass,
+    targets that are the same for all samples say nothing about these.
     """
     if source.digest is None or not spans_workers(strategy):
         return
@@ -137,8 +137,8 @@ def check_same_data(
     size = source.batch_size or source.usual_batch_size or 64
     if source.per_worker and other is None and any(mine):
         raise ValueError(
-            f"`x` is a function of tf.distribute.InputContext that gives each of {len(rows)} workers the same samples, so "
-            f"each would count {len(rows)} times. Pass the dataset itself, or shard it; or set its option "
+            f"`x` is a function of tf.distribute.InputContext that returns the same samples for each of {len(rows)} "
+            f"workers, so each would count {len(rows)} times. Pass the dataset itself, or shard it; or set its option "
             "experimental_distribute.auto_shard_policy to OFF if this is intended."
             + _FIX.format(dataset=_SHARD.format(size))
         )
@@ -149,20 +149,20 @@ def check_same_data(
         each = ", ".join(f"{int(row[0])} on worker {number}" for number, row in enumerate(rows))
         raise ValueError(
             f"{must} Batches in one compiled call: {each}. "
-            "Give the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
+            "Pass the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
         )
     draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
     columns = [*zip(*tensors)]  # of each tensor: its hashes, and whether its samples differ
     known = zip(columns[::2], columns[1::2])
     if not (all(draws) and any(len({*hashes}) == 1 and (differ[0] or not whole) for hashes, differ in known)):
         raise ValueError(
-            f"{must} `x` gives other samples on worker {other} than on worker 0, and each replica takes its part of a "
-            "batch: samples would be lost. Give all workers the same data in the same order, one seed for each `shuffle` "
+            f"{must} `x` yields different samples on worker {other} and on worker 0, but each replica takes its part of a "
+            "batch: samples would be lost. Pass all workers the same data in the same order, one seed for each `shuffle` "
             "(keras.utils.set_random_seed). Or does each worker read its own samples?"
             + _FIX.format(dataset=f"dataset.rebatch(context.get_per_replica_batch_size({size}))")
         )
     warnings.warn(
-        f"`x` draws other random numbers on worker {other} than on worker 0. A part of each batch is the same, so it is "
+        f"`x` draws different random numbers on workers 0 and {other}. A part of each batch is the same, so this is "
         "taken for augmentation of the same samples. If these differ, pass a function of tf.distribute.InputContext.",
         stacklevel=2,
     )
@@ -172,7 +172,7 @@ def _identify_pipeline(
     dataset: tf.data.Dataset, distributed: bool, strategy: tf.distribute.Strategy
 ) -> list[Any]:
     """Return the shards, the seeds and a checksum of a pipeline."""
-    # TensorFlow shards files before a shuffle. Seeds of 0 are no seed, and each process draws another order.
+    # TensorFlow shards files before a shuffle. Seeds of 0 mean no seed: each process draws its own order.
     seeds = [] if distributed else numbers_of(dataset, "_seed", "_seed2") + [[]] * in_any_order(dataset)
     return [
         [each for each in numbers_of(dataset, "_num_shards", "_index") if each[0] != 1],

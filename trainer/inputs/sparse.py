@@ -17,7 +17,7 @@ class SparseRows(tf.experimental.ExtensionType):
 
 
 def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
-    """`sparse` (entries in the order of matrix rows) as `SparseRows`; the entries are not copied."""
+    """Return `sparse` (entries in the order of matrix rows) as `SparseRows`, without copying the entries."""
     sparse = tf.sparse.reorder(sparse)
     rank = sparse.shape.rank
     splits = tf.RaggedTensor.from_value_rowids(

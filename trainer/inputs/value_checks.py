@@ -12,8 +12,8 @@ from .batch import is_memory_mapped, name_leaves, unpack
 _FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\] \[([^\]]+)\]")
 _VALUE = "<value>"  # in a sentence, the place of the value
 _LABEL = (
-    "`{}` holds the label {}, but the model has scores for {} classes: give class numbers from 0 to {}, or give the model "
-    "more outputs."
+    "`{}` contains the label {}, but the model has scores for {} classes: use class numbers from 0 to {}, or give the "
+    "model more outputs."
 )
 
 
@@ -61,7 +61,7 @@ def check_values(sample_weight: Any = None, y: Any = None, rules: tuple[LabelRul
 
 
 def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
-    """Operations that fail where a batch has weights that are not finite, or invalid labels; eagerly it fails itself."""
+    """Return operations that fail if a batch has non-finite weights or invalid labels; eagerly, fail at once."""
     _, y, sample_weight = unpack(batch)
     if tf.executing_eagerly():
         check_values(sample_weight, y, rules)
@@ -71,12 +71,12 @@ def assert_values(batch: Any, rules: tuple[LabelRule, ...]) -> list[Any]:
 
 
 def _judge(sample_weight: Any, y: Any, rules: tuple[LabelRule, ...]) -> Iterator[tuple[Any, str, Any, Any]]:
-    """Whether each array of weights and labels is valid; else the sentence, and the smallest and largest invalid value."""
+    """Yield, for each array of weights and labels, whether it is valid, the sentence, and the extreme invalid values."""
     for place, weights in name_leaves("sample_weight", sample_weight):
         if _is_dense(weights) and tf.as_dtype(weights.dtype).is_floating:
             finite = tf.math.is_finite(weights)
             bad = tf.reduce_sum(tf.where(finite, tf.zeros_like(weights), weights))  # NaN or infinity
-            sentence = f"`{place}` holds {_VALUE}: give finite numbers, 0 for samples that must not count."
+            sentence = f"`{place}` contains {_VALUE}: pass finite numbers, 0 for samples that must not count."
             yield tf.reduce_all(finite), sentence, bad, bad
     for rule in rules:
         labels = at(rule.path, y)

@@ -79,7 +79,7 @@ class Schedule:
         return CompiledCall([piece], self._scheduled - piece.steps)
 
     def report(self, call: CompiledCall, done: int) -> None:
-        """The results of `done` steps have arrived: at a stop those of all, which a callback needs."""
+        """Note that the results of `done` steps have arrived; at a stop, those of all, which a callback needs."""
         self._done += done
         if done and self._stop is not None and self._stop <= self._done == self._scheduled:
             self._function.commit()
@@ -90,7 +90,7 @@ class Schedule:
 
 
 def next_stop(callbacks: list[Any], step: int) -> int | None:
-    """Steps until a callback needs all of them done, such as one that saves."""
+    """Return the steps until a callback needs all of them done, such as one that saves."""
     wanted = [
         until
         for callback in callbacks

@@ -18,7 +18,7 @@ class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
     def function(self, model: TrainedModel, phase: str) -> WorkerFunction:
-        """The steps on workers; raises `ValueError` where the cluster or an argument of `compile` does not allow it."""
+        """Return the steps on workers; raise a `ValueError` if the cluster or an argument of `compile` forbids it."""
         return WorkerPrediction(model) if phase == "predict" else WorkerSteps(model, phase == "train")
 
     def prepare(self, *_: Any) -> None:
@@ -26,7 +26,7 @@ class ParameterServerRunner(Runner):
 
     @contextlib.contextmanager
     def calls(self, steps: Pass) -> Iterator[Any]:
-        """The pieces of a pass. Every sample counts once, also when workers are lost; in order, unless it is of training."""
+        """Yield the pieces of a pass. Every sample counts once, even if workers are lost; in order, except in training."""
         in_training = steps.phase == "train"
         strategy = steps.model.distribute_strategy
         max_staleness = (

@@ -30,7 +30,7 @@ class CustomLogs:
     own: dict[str, Any]
     """Name -> nest of `tf.TensorSpec`, of the logs that are not metrics."""
     results: dict[str, Any]
-    """Name -> metric, of the logs that are `metric.result()` under another name than the metric's."""
+    """Name -> metric, of the logs that are `metric.result()` under a different name."""
 
 
 class ResultLayout:
@@ -146,7 +146,7 @@ class ReadOnce(CollectedWrites):
 
 @contextlib.contextmanager
 def note_results(metrics: list[Any]) -> Iterator[list[tuple[Any, Any]]]:
-    """A list that gets a pair (result of `metric.result()`, metric) at each call."""
+    """Yield a list that gets a pair (result of `metric.result()`, metric) at each call."""
     noted: list[tuple[Any, Any]] = []
 
     def noting(metric: Any, result: Any) -> Any:

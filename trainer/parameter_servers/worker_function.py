@@ -103,7 +103,7 @@ class WorkerFunction:
 
     @contextlib.contextmanager
     def phase(self, in_order: bool = True, max_staleness: int | None = None) -> Iterator[None]:
-        """A pass on the workers. Its results come `in_order` of the input, or as they arrive."""
+        """Run a pass on the workers. Its results come `in_order` of the input, or as they arrive."""
         self._free, self._early, self._in_order = list(range(self.lines)), {}, in_order
         self._due = self._number + 1
         with self._pool.phase(
@@ -128,7 +128,7 @@ class WorkerFunction:
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
         """Hand out the piece of a call, if it has one; return a piece's (steps, results), (0, None) while it accepts more.
 
-        Outside of a phase one worker runs the call.
+        Outside a phase one worker runs the call.
         """
         if not self._runs:
             return self._alone(call.chunks[0])
@@ -160,10 +160,10 @@ class WorkerFunction:
         return found
 
     def begin(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
 
     def commit(self) -> None:
-        """All steps that were handed out are done."""
+        """Note that all steps that were handed out are done."""
 
     def graph(self) -> Any:
         """Return the first graph, for drawing; None without one."""

@@ -59,13 +59,13 @@ class WorkerSteps(WorkerFunction):
         super().prepare(chunk)
 
     def begin(self) -> None:
-        """A pass begins: its totals begin with the state of the metrics."""
+        """Begin a pass, whose totals begin with the state of the metrics."""
         assert self._layout is not None
         self._totals = Totals(self._layout, self._read)
         self._count = UpdateCount(self._model) if self._training else None
 
     def commit(self) -> None:
-        """All steps that were handed out are done: writes their totals, and the number of updates if a worker was lost."""
+        """Write the totals of all finished steps, and the number of updates if a worker was lost."""
         if self._count is not None:
             self._count.correct(self._totals, self._phase.losses)
         self._totals.commit()

@@ -211,7 +211,7 @@ class Builder(Values):
         return (wants, made) if fits else view.gather()
 
     def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
-        """The gradients for an optimizer are partial sums over the replicas, or parts of weights.
+        """Add a call of an optimizer, whose gradients are partial sums over the replicas, or parts of weights.
 
         What the step has assigned before follows them, whole or in parts.
         """

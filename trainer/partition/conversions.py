@@ -116,7 +116,7 @@ def times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 
 def _times_ratio(number: Any, over: Any, under: Any) -> Any:
-    """`number * over / under`, exactly, in int64."""
+    """Return `number * over / under`, exactly, in int64."""
     if isinstance(over, int) and isinstance(under, int):
         static = tf.get_static_value(number)
         if static is not None:
@@ -213,7 +213,7 @@ def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.T
 def _within_part(positions: tf.Tensor, extent: Extent, replica: Replica) -> tf.Tensor:
     """Return positions from the start of a replica's part of an axis, and -1 for those in other parts.
 
-    Those outside of the axis are outside of each part, too, so that operations reject them as on one device.
+    Those outside the axis are outside each part, too, so that operations reject them as on one device.
     """
     each = extent // replica.global_samples if isinstance(extent, int) else per_sample(extent)
     numbers = (_start_held(replica), replica.held, replica.global_samples)

@@ -89,14 +89,14 @@ def _answer(
 
 
 def _summand(tensor: tf.Tensor) -> tf.Tensor:
-    """This replica's term of a sum, in a dtype that collectives support."""
+    """Return this replica's term of a sum, in a dtype that collectives support."""
     if tensor.dtype == tf.bool or (tensor.dtype.is_integer and tensor.dtype.size < 4):
         tensor = tf.cast(tensor, tf.int32)
     return tf.cast(tensor, tf.int64) if tensor.dtype in (tf.uint32, tf.uint64) else tensor
 
 
 def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """This replica's input for a maximum or minimum: the neutral element where it has no samples."""
+    """Return this replica's input for a maximum or minimum: the neutral element if it has no samples."""
     number = tf.cast(tensor, tf.int32) if tensor.dtype == tf.bool else tensor
     if replica.alive is True:
         return number

@@ -100,7 +100,7 @@ def is_stored(label: Label) -> bool:
 
 
 def with_label(labels: Labels, axis: int, label: Label) -> Labels:
-    """Return the labels with another one along an axis of the mesh."""
+    """Return the labels, with this one along an axis of the mesh."""
     return *labels[:axis], label, *labels[axis + 1 :]
 
 

@@ -79,7 +79,7 @@ class _OfWeights:
         return known and not others and len(others) < len(node.inputs) and bool(self.values & {*node.inputs})
 
     def others(self, node: Node) -> list[int]:
-        """Return the inputs of a node that hold numbers and are no weights."""
+        """Return the inputs of a node that hold numbers and are not weights."""
         values = self.program.values
         return [n for n in node.inputs if n not in self.values and holds_numbers(values[n])]
 

@@ -56,7 +56,7 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     With `replicated` it gets whole inputs, regardless of its rule. With `is_local` it computes statistics of a replica's own
     samples. Raise `NotPartitioned` where it has effects, or lists of tensors, and no rule.
     """
-    # A tape sums the gradients of several uses of a layer's output outside of the layer's name scope.
+    # A tape sums the gradients of several uses of a layer's output outside the layer's name scope.
     is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
     if op.type in READS:
         return [None], [view.labels[0] if op.type == "ReadVariableOp" else REPLICATED]
@@ -94,7 +94,7 @@ def _local_labels(op: tf.Operation, view: View) -> Ruling:
         if label == STATISTIC or (is_partial(label) and want is not None):
             wants[number] = None
         elif is_sharded(label) and want is not None and needs_collective(label, want):
-            raise NotPartitioned(f"{op.name} mixes samples of a replica in a manner without a rule")
+            raise NotPartitioned(f"{op.name} mixes samples of a replica in a way that no rule covers")
     computed = STATISTIC in given
     return wants, [
         STATISTIC if not is_sharded(label) and (computed or label != REPLICATED) else label for label in made

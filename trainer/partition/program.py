@@ -53,7 +53,7 @@ class MeshAxis:
         return self.parts is None
 
     def divides(self, extent: Extent, blocks: int = 1) -> bool:
-        """Whether each of the blocks of a tensor's axis certainly has a part for every sample, or for every replica."""
+        """Return whether each block of a tensor's axis certainly has a part for every sample, or for every replica."""
         if self.parts is None:
             return is_divided(extent, blocks)
         return isinstance(extent, int) and extent % (blocks * self.parts) == 0
@@ -276,7 +276,7 @@ def find_received(program: Program) -> set[int]:
 
 
 def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
-    """Return a vector of sizes for one sample; None where that of `axis` is no multiple of the batch, or others vary."""
+    """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
     if sizes is None or sizes.ndim != 1:
         return None
     found = [

@@ -98,10 +98,10 @@ class _Copier:
         self._replica = places[0]
         self._copies: dict[int, tf.Operation] = {}
         self._shared: dict[Any, Any] = {}
-        self._makers: dict[int, Node] = {}  # of sizes that were computed inside of XLA functions
+        self._makers: dict[int, Node] = {}  # of sizes that were computed inside XLA functions
 
     def value(self, number: int) -> Any:
-        """Return a value; a size from inside of an XLA function is copied into the current graph once more."""
+        """Return a value; a size from inside an XLA function is copied into the current graph once more."""
         if number not in self.values:
             self.add(self._makers[number])
         return self.values[number]
@@ -146,7 +146,7 @@ class _Copier:
                     self.add(node)
 
     def _in_three_parts(self, nodes: Sequence[Node]) -> list[Node]:
-        """The nodes of a stage in another order: variable reads, nodes independent of updates, updates and dependent nodes.
+        """Sort a stage's nodes: variable reads, nodes independent of updates, then updates and nodes that depend on them.
 
         XLA reads no variable of another device. A read stays behind an earlier write.
         """

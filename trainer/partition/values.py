@@ -118,13 +118,13 @@ class Values:
         return number
 
     def gather(self, number: int, op: tf.Operation) -> int:
-        """The number of an operation's input, gathered where replicas keep parts; a cast or a copy makes parts of parts."""
+        """Return an input's number, gathered if replicas keep parts of it; a cast or a copy makes parts of parts."""
         if op.type in _KEEPS_PARTS or not is_stored(self.label(number)):
             return number
         return self._along(0, number, REPLICATED, op)
 
     def add_up(self, number: int, cause: tf.Operation) -> int:
-        """The number of an operation's input, summed over the parts of the model where the operation does more than add.
+        """Return the number of an operation's input, summed over parts of the model if the operation does more than add.
 
         Its readers share the sum then. Each of them would sum its own results otherwise.
         """
@@ -177,7 +177,7 @@ class Values:
         return target
 
     def _make_part(self, number: int, axis: int, want: Label) -> int | None:
-        """Return a part of a value that is the same along an axis of the mesh: its operation makes this part alone."""
+        """Return a part of a value that is the same along an axis of the mesh; its operation makes only this part."""
         copy = self.makers.get(number)
         wants = self._find_wants_of_part(copy, number, axis, want)
         if copy is None or wants is None:

@@ -127,7 +127,7 @@ class PipelinedStep:
     # Jobs.
 
     def _forward(self, stage: Stage, q: int, keep: bool) -> None:
-        """Boundary in, layers, boundary out. With `keep` a tape keeps the activations."""
+        """Run a stage's layers, from boundary to boundary. With `keep` a tape keeps the activations."""
         with self._job("forward", stage, q):
             inputs = {key: identity(self._values[q][key]) for key in stage.inputs}
             run = self._run(stage, inputs, self._map_values(stage, q, self._states.of(q)), keep)
@@ -140,7 +140,7 @@ class PipelinedStep:
             self._finish(stage, q, [*outputs.values(), *run.added])
 
     def _backward(self, stage: Stage, q: int) -> None:
-        """Cotangents in, gradient of this stage alone, cotangents out."""
+        """Turn cotangents of the outputs into this stage's gradients and cotangents of its inputs."""
         run = self._passes.pop((stage.index, q))
         arriving = self._cotangents[q]
         incoming = flatten([arriving.get(key, []) for key in stage.outputs])
@@ -165,7 +165,7 @@ class PipelinedStep:
             self._finish(stage, q, flatten([gradients, sums]))
 
     def _head(self, head: Head, q: int | None) -> None:
-        """The loss on the last stage, and its cotangents for the outputs."""
+        """Compute the loss on the last stage, and its cotangents for the outputs."""
         numbers = range(len(self.steps)) if q is None else [q]
         with (
             self._job("loss", self.stages[-1], numbers[0]),
@@ -202,7 +202,7 @@ class PipelinedStep:
 
     @contextlib.contextmanager
     def _job(self, kind: str, stage: Stage, q: int, after: Sequence[Any] = ()) -> Iterator[None]:
-        """The device, the stage's order, and the micro-batch's part of the batch; its name shows in profiles."""
+        """Enter the job's device, the stage's order, and the micro-batch's part of the batch; profiles show its name."""
         last = self._last.get((stage.index, self._replica(q)), [])
         with (
             tf.name_scope(f"stage_{stage.index}_{kind}_{q}"),

@@ -80,7 +80,7 @@ class MicroBatchStates:
         return {**self._other, **self._random[q]}
 
     def note(self, q: int, scope: CollectedWrites) -> None:
-        """Record the writes of a pass of micro-batch q; a ValueError for trainable variables, which have a gradient."""
+        """Record the writes of a pass of micro-batch q; reject writes to trainable variables, which have a gradient."""
         for variable, value in scope.items():
             if id(variable) in self._start:
                 self._random[q][id(variable)] = variable, value
@@ -95,7 +95,7 @@ class MicroBatchStates:
                 self._written[q][id(variable)] = variable, value
 
     def writes(self) -> list[tuple[Any, tf.Tensor]]:
-        """(variable, value) pairs: averages over the micro-batches, random state of the first, the last other state."""
+        """Return (variable, value) pairs: averages over micro-batches, random state of the first, the last other state."""
         result: list[tuple[Any, Any]] = []
         for key, (variable, _) in self._written[0].items():
             with tf.device(self._stage_of[key].devices[0]):
@@ -167,7 +167,7 @@ def _first(values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tens
 
 
 def _equal(variable: Any, values: Sequence[tf.Tensor], steps: Sequence[StepContext]) -> tf.Tensor:
-    """Return the common value of all micro-batches for a variable of user code; an error where they differ."""
+    """Return the common value of all micro-batches for a variable of user code; raise if they differ."""
     first = _first(values, steps)
     equal = [tf.reduce_all(tf.equal(tf.where(s.alive, v, first), first)) for v, s in zip(values, steps)]
     message = (

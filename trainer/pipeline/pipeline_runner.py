@@ -45,8 +45,8 @@ def attach(model: TrainedModel) -> None:
     if pipeline is not None:
         if tf.distribute.has_strategy() or keras.distribution.distribution() is not None:
             raise ValueError(
-                "A model must not be made in the scope of a strategy or a distribution inside of a Pipeline's: for data "
-                "parallelism use `Pipeline(..., replicas=R)`."
+                "A model must not be created in the scope of a strategy or a distribution inside a Pipeline's scope: for "
+                "data parallelism use `Pipeline(..., replicas=R)`."
             )
         record_of(model).pipeline = pipeline
         pipeline.remember(model)
@@ -84,7 +84,7 @@ def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
 
 
 def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
-    """Loss, gradients and outputs in stages; arguments and result as `train_step.forward_and_backward`."""
+    """Compute loss, gradients and outputs in stages; arguments and result as `train_step.forward_and_backward`."""
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     step, plan = this_step(), model._pipeline.plan(model)
     scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
@@ -99,7 +99,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
 
 
 def test_step(model: TrainedModel, data: Any) -> dict[str, Any]:
-    """Return one step of evaluation, its forward pass in stages."""
+    """Run one step of evaluation, its forward pass in stages."""
     step = this_step()
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     result = _forward(model, x, step)
@@ -186,9 +186,9 @@ def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
     line, code = line_of_user(cause)
     place = f" ({line}: `{code}`)" if line else ""
     warnings.warn(
-        f"Model {model.name!r} combines the samples of a batch in {cause.name}{place}, and a pipeline computes it for each "
-        "micro-batch alone: compute it in `compute_loss`, which gets the whole batch, or use `micro_batches=1` and "
-        "`replicas=1`.",
+        f"Model {model.name!r} combines the samples of a batch in {cause.name}{place}, but a pipeline computes it "
+        "separately for each micro-batch: compute it in `compute_loss`, which gets the whole batch, or use "
+        "`micro_batches=1` and `replicas=1`.",
         stacklevel=2,
     )
 

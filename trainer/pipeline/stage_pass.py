@@ -39,8 +39,8 @@ def run_stage(
     Every micro-batch starts from the state at the beginning of the step, and a repeated pass is bitwise identical.
 
     `inputs` are by the ids of their symbolic tensors; the layers read the values of the variables from `mapping`. With
-    `keep` a tape keeps the activations. A loss that user code adds for one of `several` micro-batches may be a mean or a
-    sum, and is a ValueError.
+    `keep` a tape keeps the activations. A loss that user code adds for one of `several` micro-batches raises a ValueError,
+    because it may be a mean or a sum.
     """
     tape = tf.GradientTape(watch_accessed_variables=False) if keep and training else None
     trainable = {id(v) for v in stage.trainable}
@@ -102,7 +102,7 @@ def cotangents_of(arrived: Sequence[tuple[Any, list[list[Any]]]]) -> tuple[list[
 
 
 def add_gradients(total: Any, gradient: Any) -> Any:
-    """`total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse and are concatenated."""
+    """Return `total + gradient`; None counts as 0. Two `tf.IndexedSlices` stay sparse and are concatenated."""
     if total is None or gradient is None:
         return gradient if total is None else total
     if isinstance(total, tf.IndexedSlices) and isinstance(gradient, tf.IndexedSlices):

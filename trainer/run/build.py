@@ -114,7 +114,7 @@ def _build_by_custom_step(
 
 @contextlib.contextmanager
 def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
-    """The step that traces a custom step: in replica context for gradients of copies, outside where variables are made."""
+    """Yield the step for a trace of a custom step: in replica context for gradients of copies, else outside it."""
     copied = any(
         isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
         for variable in model.variables

@@ -35,7 +35,7 @@ def callback_list(
 
 
 def log_names(model: TrainedModel, validates: bool) -> Callable[[], set[str]] | None:
-    """() -> the names of the logs of an epoch, without those that callbacks add; None where custom code may add others."""
+    """Return () -> names of an epoch's logs, without those that callbacks add; None if custom code may add others."""
     if model._has_own_logs(True) or model._has_own_logs(False):
         return None
     if any(getattr(type(model), name) is not getattr(keras.Model, name) for name in _MAKES_LOGS):

@@ -38,7 +38,7 @@ from .passes import Pass
 def pass_source(
     model: TrainedModel, phase: str, *data: Any, batch_size: int | None, steps: int | None
 ) -> Iterator[Source]:
-    """The source of one pass of "test" or "predict" over `data`, x, y and sample_weight; closed at the end."""
+    """Yield the source of one "test" or "predict" pass over `data`, x, y and sample_weight; close it at the end."""
     with name_arguments(steps_per_epoch="steps"):
         source = make_source(
             *data,
@@ -120,7 +120,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
                 callbacks.on_predict_batch_end(batch, {"outputs": joined})
         callbacks.on_predict_end()
     if batch < 0:
-        raise ValueError("`predict()` got no batch from `x`: give at least one sample.")
+        raise ValueError("`predict()` got no batch from `x`: pass at least one sample.")
     if taking:
         return taking[0].outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenate(outputs))
@@ -135,9 +135,9 @@ def concatenate(outputs: list[Any]) -> Any:
 def why_no_pass(model: TrainedModel, source: Source) -> str | None:
     """Return why `forward_pass` is impossible in this fit, and what to do; None if it is possible."""
     if on_parameter_servers(model.distribute_strategy) or model._pipeline is not None:
-        return "parameter servers and pipelines cannot make that pass: use a mirrored strategy"
+        return "parameter servers and pipelines cannot run that pass: use a mirrored strategy"
     if not source.rewinds and source.position.given_steps is None:
-        return "`x` is a generator, which cannot be read again: give `steps_per_epoch`, or a keras.utils.PyDataset"
+        return "`x` is a generator, which cannot be read again: pass `steps_per_epoch`, or a keras.utils.PyDataset"
     return None
 
 
@@ -149,7 +149,7 @@ class _ForwardPass(Pass):
         self.fixed_steps = 1
 
     def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
-        """Entered around the call: the scope of the model's strategy."""
+        """Return the scope of the model's strategy, entered around the call."""
         return self.model._strategy_scope()
 
 
@@ -175,7 +175,7 @@ _ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "trai
 
 @contextlib.contextmanager
 def restore_state(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """A block in which the model may be trained or evaluated: its end restores all state, even after an error.
+    """Restore all state at the end of the block, in which the model may be trained or evaluated, even after an error.
 
     The state is: the variables of the model, its optimizer and its metrics, and those that layers hold; the loops'
     attributes of the model; and random generators, see `restore_generators`. The model, its optimizer and its metrics are

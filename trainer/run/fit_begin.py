@@ -78,7 +78,7 @@ _said: set[str] = set()
 
 
 def say_what_determinism_costs(model: TrainedModel, x: Any) -> None:
-    """Print one line, once for each cost, if operations are deterministic; `x` as the user gave it. Context: the chief."""
+    """Print one line, once for each cost, if operations are deterministic; `x` is the user's. Context: the chief."""
     if not operations_are_deterministic():
         return
     line = f"Deterministic operations (enable_op_determinism) make this fit slower: {'; '.join(_costs(model, x))}."

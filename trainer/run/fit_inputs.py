@@ -96,7 +96,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
 
 
 def _peek_seed() -> int:
-    """Return the next number of Python's generator, not drawn yet, so that layers that are built now have Keras' weights."""
+    """Peek at the next number of Python's generator, so that layers built now get the weights that Keras would make."""
     stream = random.Random()
     stream.setstate(random.getstate())
     return draw_seed(stream)

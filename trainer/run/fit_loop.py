@@ -41,7 +41,7 @@ class Runner:
     """
 
     def watch(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-        """A block in which the loss of a participating process is reported by name."""
+        """Report the loss of a participating process by name, in the block."""
         return contextlib.nullcontext()
 
     def build(
@@ -66,7 +66,7 @@ class Runner:
         return LoopedSteps(model, phase, step)
 
     def make_function(self, model: TrainedModel, phase: str) -> Any:
-        """Call `make_train_function`, `make_test_function` or `make_predict_function`, and return what it made.
+        """Call `make_train_function`, `make_test_function` or `make_predict_function`; return what it made.
 
         Raises:
             ValueError: a user's version made something else, which calls the step for one batch of one device.
@@ -76,7 +76,7 @@ class Runner:
         function = getattr(model, f"{phase}_function")
         if inspect.isroutine(function) or hasattr(function, "get_concrete_function"):
             raise ValueError(
-                f"`{name}` of {type(model).__name__} made `{phase}_function` itself, which does not run here: override "
+                f"`{name}` of {type(model).__name__} made its own `{phase}_function`, which cannot run here: override "
                 f"`{phase}_step` instead, or call `super().{name}(force)` and keep what it makes. Made: {show(function)}"
             )
         return function
@@ -103,7 +103,7 @@ class Runner:
         choose_backend(function, source, 0 if each else steps)
 
     def calls(self, steps: Pass) -> contextlib.AbstractContextManager[Any]:
-        """The compiled calls of a pass, until the block is left."""
+        """Yield the compiled calls of a pass, until the block is left."""
         return contextlib.nullcontext(Calls(steps))
 
     def run_steps(self, steps: Pass) -> Generator[tuple[int, Any], None, None]:
@@ -136,7 +136,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         if a.callbacks or not build.creates_variables_late(model):
             runner.build(model, source.spec, source.batch_size)
         if a.shuffle:
-            draw_seed()  # so that the next fit has another order
+            draw_seed()  # so that the next fit has a different order
         check_labels(model, source, "train_step")
         if validation is not None:
             check_validation(model, validation.spec, validation.batch_size, source.spec)
@@ -174,7 +174,7 @@ def _epoch(
     validation: Source | None,
     runner: Runner,
 ) -> dict[str, Any]:
-    """Return one epoch, from the step of `state` on."""
+    """Run one epoch, from the step of `state` on."""
     epoch = state.epoch
     if state.step == 0 and not state.epoch_logs:  # else it is resumed
         model.reset_metrics()
@@ -198,7 +198,7 @@ def _epoch(
         if state.steps_per_epoch is None and not model.stop_training:
             state.steps_per_epoch = state.step
         if state.step == started == 0 and epoch == state.first_epoch:
-            raise ValueError("The input gave no batch: give a dataset or generator that has at least one.")
+            raise ValueError("The input yielded no batch: pass a dataset or generator that has at least one.")
     if not logs:  # the source has warned that its data ran out
         model.stop_training = True
         return {}
@@ -272,7 +272,7 @@ class Calls:
         self._ended = missing > 0 and (done > 0 or self._pass.phase != "train" or position.is_over())
 
     def over(self) -> bool:
-        """Whether no further call follows: the data has ended, or a callback ends the pass or has replaced its steps."""
+        """Return whether no call follows: the data has ended, or a callback ends the pass or has replaced its steps."""
         steps, model = self._pass, self._pass.model
         stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
         steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function

@@ -20,7 +20,7 @@ class ShapesVary(Exception):
 def check_outputs(
     predict_step: Callable[[Any], Any], strategy: tf.distribute.Strategy
 ) -> Callable[[Any], Any]:
-    """`predict_step`, which must return tensors; each of several workers returns the outputs of all."""
+    """Wrap `predict_step`, which must return tensors; each of several workers returns the outputs of all."""
     several_workers = spans_workers(strategy)
 
     def predict(data: Any) -> Any:

@@ -54,11 +54,11 @@ class Pass:
         self._step_logs = StepLogs(callbacks.callbacks, state or self, self.function, self.fixed_steps, phase)
 
     def begin(self, call: CompiledCall) -> None:
-        """A compiled call comes next."""
+        """Begin a compiled call."""
         getattr(self.callbacks, f"on_{self.phase}_batch_begin")(call.first)
 
     def errors(self, call: CompiledCall) -> contextlib.AbstractContextManager[None]:
-        """Entered around the compiled call: adds to its errors what the user can do; callbacks get the steps before it."""
+        """Add what the user can do to errors of the compiled call in the block; callbacks get the steps before it."""
         state = self.model.fit_state
         argument = "validation_data" if state is not None and state.validation is self.source else ""
         source, first, step = self.source, call.first == 0, f"{self.phase}_step"
@@ -67,7 +67,7 @@ class Pass:
         )
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
-        """The call has run `done` steps: return its results as callbacks get them, logs as numbers."""
+        """Note that the call has run `done` steps; return its results as callbacks get them, logs as numbers."""
         if self.phase == "predict":
             return results
         logs = pythonify_logs(results)
@@ -104,7 +104,7 @@ class TrainingPass(Pass):
         self._watched.begin(self.function)
 
     def begin(self, call: CompiledCall) -> None:
-        """A compiled call comes next."""
+        """Begin a compiled call."""
         self._state.times.lap("input")
         super().begin(call)
         self._state.times.lap("callbacks")
@@ -116,7 +116,7 @@ class TrainingPass(Pass):
             yield
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
-        """As in `Pass`; callbacks that read each step have been called."""
+        """Do as `Pass`; callbacks that read each step have been called."""
         model, state = self.model, self._state
         self.logs = pythonify_logs({**results, **model._optimizer_logs()})
         self._step_logs.end_call(done, self.logs)
@@ -126,7 +126,7 @@ class TrainingPass(Pass):
         return self.logs
 
     def call_callbacks(self, batch: int, logs: dict[str, Any]) -> None:
-        """The results of a compiled call are ready; `batch` is the number of its last."""
+        """Pass the results of a compiled call to callbacks; `batch` is the number of its last batch."""
         times = self._state.times
         times.lap("compute")
         self.callbacks.on_train_batch_end(batch, logs)

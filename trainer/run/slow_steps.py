@@ -33,13 +33,13 @@ class SlowSteps:
         self._steps, self._spent, self._outside = 0, 0.0, 0.0
 
     def begin(self, function: Any) -> None:
-        """The training steps of an epoch begin, or go on with another function."""
+        """Begin the training steps of an epoch, or continue with another function."""
         self._before = dict(self._state.times.seconds)
         if function is not self._function:
             self._function, self._traces = function, function.compilations()
 
     def end_call(self, call: CompiledCall, done: int) -> None:
-        """A compiled call has run `done` steps, and its callbacks have been called. Not of workers, whose calls overlap."""
+        """Note that a compiled call of `done` steps and its callbacks are over; not for workers, whose calls overlap."""
         if on_parameter_servers(self._model.distribute_strategy):
             return
         traces = self._function.compilations()
@@ -74,7 +74,7 @@ class SlowSteps:
                 return
 
     def _seconds_of_empty_call(self, call: CompiledCall) -> float:
-        """What a compiled call costs that runs no step; 0 where none can be made: it would read a batch, or meet others."""
+        """Measure a compiled call that runs no step; 0 if none can be made, as it would read a batch, or meet others."""
         chunk, function, times = call.chunks[-1], self._function, self._state.times
         in_graph = function.backend == GRAPH and self._model._pipeline is None
         if chunk.open_ended or not in_graph or spans_workers(self._model.distribute_strategy):
@@ -93,7 +93,7 @@ class SlowSteps:
 
 
 def single_steps_text(callback: Any, outside: float, whole: float) -> str:
-    """The warning of a callback that is called after every step; empty if it costs little. Both in seconds for each step."""
+    """Return the warning of a callback that is called after every step; empty if it costs little. Both in s per step."""
     if outside < _SHARE * whole:
         return ""
     hook, is_users = batch_hook_of(callback)
@@ -125,7 +125,7 @@ def describe_retracing(layouts: Sequence[list[tuple[str, str]]], compiled: int) 
 
 
 def layout(spec: Any, call: CompiledCall) -> list[tuple[str, str]]:
-    """(name, dtype and shape) of each part of the last batch, for instance ("x", "float32 (32, 8)"); none if not known."""
+    """Return (name, dtype and shape) of each part of the last batch, such as ("x", "float32 (32, 8)"), if known."""
     leaves, places = tf.nest.flatten(call.chunks[-1].inputs), range(len(tf.nest.flatten(spec)))
     named = all_leaves(tf.nest.pack_sequence_as(spec, places))  # `tf.nest` sorts the keys of dicts
     if len(leaves) < len(named) or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):

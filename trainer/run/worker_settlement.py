@@ -60,13 +60,13 @@ class Workers:
         self._checked = True
 
     def check_read(self, source: Source) -> None:
-        """Reject datasets that gave different batches on different workers, at the end of a pass."""
+        """Reject datasets that yielded different batches on different workers, at the end of a pass."""
         if isinstance(source, DatasetSource):
             check_same_data(source, self._strategy, whole=True)
 
 
 def check_same_begin(model: TrainedModel) -> None:
-    """Reject a `fit` that another worker does not begin now, or with another model: before they exchange anything."""
+    """Reject a `fit` that another worker does not begin now, or begins with a different model, before any exchange."""
     if spans_workers(model.distribute_strategy):
         count = len(model.variables)
         check_same_everywhere(
@@ -96,7 +96,7 @@ def check_same_fit(
 ) -> None:
     """Reject a `fit` of a built model that differs between workers: `ValueError` on all of them.
 
-    `arguments` are JSON values that must be the same, too. `TimeoutError`: a worker does not reach its `fit`.
+    `arguments` are JSON values that must be the same, too. Raise a `TimeoutError` if a worker does not reach its `fit`.
     """
     if not spans_workers(model.distribute_strategy):
         return

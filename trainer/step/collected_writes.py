@@ -21,7 +21,7 @@ from ...distribute.step_context import StepContext
 
 
 class WriteInNestedGraph(BaseException):
-    """A nested graph writes, or replicas communicate in it, see `nested_graphs.py`. Users' code does not catch it."""
+    """A nested graph writes, or replicas communicate in it (`nested_graphs.py`). Users' code does not catch it."""
 
 
 class CollectedWrites(keras.StatelessScope):
@@ -42,7 +42,7 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def in_this_graph(self) -> Iterator[None]:
-        """Record writes inside of the current graph, in which the scope was not entered."""
+        """Record writes inside the current graph, in which the scope was not entered."""
         before, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
             yield
@@ -60,7 +60,7 @@ class CollectedWrites(keras.StatelessScope):
 
     @contextlib.contextmanager
     def read_in_this_graph(self) -> Iterator[None]:
-        """Inside, variables are read in this graph: XLA compiles for one device and cannot read those of other devices."""
+        """Read variables in this graph inside, as XLA compiles for one device and cannot read those of others."""
         before, self._reads_here = self._reads_here, enter_this_graph()
         try:
             yield
@@ -107,7 +107,7 @@ class CollectedWrites(keras.StatelessScope):
         return variable.trainable and floating and known and raw_value(variable) is not None
 
     def items(self) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """(variable, last value) pairs, in the order of the first assignment."""
+        """Return (variable, last value) pairs, in the order of the first assignment."""
         return [(variable, self.state_mapping[key]) for key, variable in self.variables.items()]
 
     def __enter__(self) -> CollectedWrites:
@@ -138,7 +138,7 @@ class CollectedWrites(keras.StatelessScope):
             )
 
     def forget(self, variables: Iterable[Any]) -> None:
-        """Drop the records for `variables`: they have been written since. In a branch that is a write of it."""
+        """Drop the records for `variables`, which have been written since. In a branch that is a write of it."""
         for variable in variables:
             if id(variable) in self.variables and self._is_in_nested_graph:
                 raise WriteInNestedGraph
@@ -170,5 +170,5 @@ class CollectedWrites(keras.StatelessScope):
 
 @tf.custom_gradient
 def _of_variable(value: tf.Tensor, before: tf.Tensor) -> Any:
-    """`value`, whose gradient is that of the variable which was read as `before`; none flows further back."""
+    """Return `value` with the gradient of the variable that was read as `before`; none flows further back."""
     return tf.identity(value), lambda gradient: (None, gradient)

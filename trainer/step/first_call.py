@@ -35,7 +35,7 @@ def _spec(value: Any) -> Any:
 
 
 def placeholder(spec: Any, samples: int | None = None) -> Any:
-    """A stand-in for tensors of this spec, if they are dense with this number of samples; any other argument unchanged."""
+    """Return a stand-in for dense tensors of this spec with this number of samples, other arguments unchanged."""
     if not isinstance(spec, tf.TypeSpec):
         return spec
     if samples is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] is None:

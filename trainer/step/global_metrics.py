@@ -40,7 +40,7 @@ def metrics_of(model: TrainedModel) -> list[Any]:
 
 
 def losses_count_samples(model: TrainedModel) -> contextlib.AbstractContextManager[None]:
-    """Inside, Keras weights the losses of single outputs with samples, where it would count each batch once."""
+    """Let Keras weight the losses of single outputs by samples inside, where it would count each batch once."""
     loss = compiled_loss(model)
     metrics = leaf_metrics([] if loss is None else loss.metrics)
     return share_attributes("update_state", [(metric, _weight_with_samples) for metric in metrics])

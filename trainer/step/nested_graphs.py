@@ -16,7 +16,7 @@ from .collected_writes import CollectedWrites, WriteInNestedGraph
 
 
 def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.function.__call__`."""
+    """Replace `tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         scope = _find_collector()
@@ -37,7 +37,7 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cond(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.cond`."""
+    """Replace `tf.cond`."""
 
     def cond(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
         def unchanged() -> Any:
@@ -60,7 +60,7 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.while_loop`."""
+    """Replace `tf.while_loop`."""
 
     def while_loop(
         cond: Any, body: Any, loop_vars: Any, shape_invariants: Any = None, *args: Any, **kwargs: Any
@@ -112,7 +112,7 @@ def _find_collector() -> CollectedWrites | None:
 
 
 def _compute(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
-    """`unchanged()`, unless a write is found in it."""
+    """Return `unchanged()`, unless a write is found in it."""
     scope, step = _find_collector(), current_step()
     if scope is None or step is None:
         return unchanged()
@@ -171,7 +171,7 @@ class _Nested:
         return list(written.values())
 
     def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
-        """(The result of `fn`, the values of the variables after it, whether its updates were applied: a bool tensor)."""
+        """Return (result of `fn`, values of the variables after it, whether its updates were applied: a bool tensor)."""
         held = dict(self._scope.state_mapping), dict(self._scope.variables)
         with self._scope.in_this_graph():
             result = fn()
@@ -191,7 +191,7 @@ class _Nested:
 
     @contextlib.contextmanager
     def hold_values(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:
-        """The variables have these values inside."""
+        """Let the variables have these values inside."""
         with self._scope.in_this_graph():
             for variable, value in zip(written, values):
                 self._scope.add_update((variable, value))
@@ -199,7 +199,7 @@ class _Nested:
         self.restore()
 
     def note(self, written: list[keras.Variable], values: list[tf.Tensor], all_finite: tf.Tensor) -> None:
-        """The final values of the branch or loop."""
+        """Note the final values of the branch or loop."""
         self.restore()
         for variable, value in zip(written, values):
             self._scope.add_update((variable, value))

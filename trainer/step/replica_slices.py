@@ -15,12 +15,12 @@ from ..inputs.batch import sample_count, slice_samples, slice_units, unit_count
 
 
 def replica_bounds(global_samples: Any, num_replicas: int, replica: Any) -> tuple[Any, Any]:
-    """Return the samples `[first, last)` of `replica`: floor(r B / R) to floor((r + 1) B / R). Ints give ints."""
+    """Return the samples `[first, last)` of `replica`: floor(r B / R) to floor((r + 1) B / R). Ints stay ints."""
     return (replica * global_samples) // num_replicas, ((replica + 1) * global_samples) // num_replicas
 
 
 def or_first_sample(first: Any, last: Any) -> tuple[Any, Any]:
-    """Return the samples `[first, last)`; the first of all where there are none. Ints give ints."""
+    """Return the samples `[first, last)`; the first of all if there are none. Ints stay ints."""
     samples = last - first
     if isinstance(samples, int):
         return (first, last) if samples else (0, 1)
@@ -71,7 +71,7 @@ class ReplicaSlices:
             self.global_samples = sample_count(batch) if samples is None else samples
 
     def of_this_replica(self) -> tuple[Any, ReplicaSamples]:
-        """This replica's batch, and the range of its samples. Context: replica.
+        """Return this replica's batch, and the range of its samples. Context: replica.
 
         A replica without samples gets the first sample of the batch.
         """
@@ -115,8 +115,8 @@ class ReplicaSlices:
         parts = [mesh.place(number)[0] for number in mesh.replicas if number // each == me]
         if any(mesh.place(number)[0] in parts for number in mesh.replicas if number // each != me):
             raise ValueError(
-                f"Each worker reads its own samples, but the mesh {mesh} has parts of one model on several workers, which "
-                "need the same samples: let every worker read the whole batch, or put the axis of the model inside of one."
+                f"Each worker reads its own samples, but the mesh {mesh} has parts of one model on several workers, "
+                "which need the same samples: let each worker read the whole batch, or put the model's axis inside one."
             )
         parts = sorted({*parts})
         bounds = replica_bounds(self._worker_samples[me], len(parts), parts.index(mesh.place(replica)[0]))

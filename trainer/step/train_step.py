@@ -77,7 +77,7 @@ def replica_function(
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:
-    """Return one step: forward, loss, gradients, update. Override it for a custom step.
+    """Run one step: forward, loss, gradients, update. Override it for a custom step.
 
     It is the single-device step; on several replicas the optimizer gets their parts of `gradient(scale * loss)`, which it
     all-reduces, unscales, checks, transforms and applies.
@@ -116,7 +116,7 @@ def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -
 
 
 def default_test_step(self: TrainedModel, data: Any) -> dict[str, Any]:
-    """Return one step of evaluation; arguments and result as `default_train_step`."""
+    """Run one step of evaluation; arguments and result as `default_train_step`."""
     step = current_step()
     if step is None:
         return TensorFlowTrainer.test_step(cast(TensorFlowTrainer, self), data)

@@ -35,9 +35,9 @@ def place_with_model(model: TrainedModel) -> None:
 
 
 def bring_along(model: TrainedModel, method: str) -> None:
-    """Move objects from outside of the scope into the model's strategy: layers, pretrained ones, whole models.
+    """Move objects from outside the scope into the model's strategy: layers, pretrained ones, whole models.
 
-    A model that was built outside of any scope belongs to the strategy in whose scope its method is called, to that of a
+    A model that was built outside any scope belongs to the strategy in whose scope its method is called, to that of a
     distribution of Keras, or to the strategy of the model that contains its layers. Raise `ValueError` if it, or one of its
     variables, belongs to another.
     """
@@ -63,7 +63,7 @@ def remember_distribution(model: TrainedModel) -> None:
 
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
-    """The strategy of the current scope, of the distribution of Keras that is or was set, or of a variable of the model."""
+    """Return the strategy of the current scope, of a distribution of Keras that is or was set, or of the variables."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
     distribution = record_of(model).distribution or keras.distribution.distribution()

@@ -29,7 +29,7 @@ _USAGE = "\n".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command with its arguments (None: those of this process); returns the exit status."""
+    """Run a command with its arguments (None: those of this process); return the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
@@ -69,7 +69,7 @@ def _module(command: str) -> Any:
 
 
 def _complete() -> None:
-    """Answer argcomplete, which asks for the shell how the line goes on, and end the process."""
+    """Answer argcomplete, which asks for the shell's completions, and exit the process."""
     argcomplete: Any = importlib.import_module("argcomplete")
     parser = argparse.ArgumentParser("unisono")
     parser.add_argument("--version", action="store_true")

@@ -14,7 +14,7 @@ PARSER = Parser(
         SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
     },
 )
-PARSER.add_argument("directory", type=place, help="directory given to BackupAndRestore or ModelCheckpoint")
+PARSER.add_argument("directory", type=place, help="directory passed to BackupAndRestore or ModelCheckpoint")
 
 
 def main(argv: list[str]) -> int:
@@ -35,8 +35,8 @@ def main(argv: list[str]) -> int:
     from ..distribute.hardware.device_memory import in_words
 
     if (owner := read_owner(directory)) is not None:
-        ended = "" if owner.process and owner.process.runs() else ", which may have ended"
-        print(f"The directory is used by {owner}{ended}.")
+        ended = "" if owner.process and owner.process.runs() else ", which may have exited"
+        print(f"The directory is in use by {owner}{ended}.")
     backups, checkpoints = list_backups(directory), checkpoints_in(directory)
     if not backups and not checkpoints:
         print(f"There are no backups in {directory}.")

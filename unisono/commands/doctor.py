@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine(seconds: float) -> Iterator[Finding]:
-    """Examine everything; TensorFlow runs in a process that may take so many seconds."""
+    """Examine everything; TensorFlow runs in a process that may take `seconds`."""
     own = {"python": platform.python_version(), "system": platform.platform(), "unisono": __version__}
     own |= {name: metadata.version(name) for name in ("tensorflow", "keras")}
     yield from (Finding("versions", *each) for each in own.items())
@@ -105,7 +105,7 @@ def probe() -> None:
 
 
 def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what `probe` found: devices, half precision, and whether an all-reduce gives the right sums."""
+    """Yield what `probe` found: devices, half precision, and whether an all-reduce returns the right sums."""
     if "gpus" not in found:
         yield Finding("devices", "TensorFlow", "fails", f"TensorFlow does not start: {failure}.")
         return
@@ -135,7 +135,7 @@ def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
     for job, index, address in ((job, i, a) for job, all in found.jobs.items() for i, a in enumerate(all)):
         own = (job, index) == (found.task_type, found.task_index)
         taken = why_taken(split_address(address)[1]) if own else None
-        text = f"Its port cannot be opened ({taken}): end what uses it, or choose another." if taken else ""
+        text = f"Its port cannot be opened ({taken}): stop what uses it, or choose another." if taken else ""
         note = "Nothing answers: start it, or look for a firewall or a wrong host name."
         note *= not own and not listens(address, 2.0)
         yield Finding("cluster", f"{job} {index}", f"{address}{' (this process)' * own}", text, note)
@@ -155,7 +155,7 @@ def storage(path: str | None) -> Iterator[Finding]:
             folder.mkdir(parents=True, exist_ok=True)
         write_safely(folder / name, lambda stream: stream.write(data), new=True)
         if read_plain(folder / name, 1 << 10) != data or name not in names_in(folder):
-            problem = "What was written is not shown to a reader at once: backups there would be lost."
+            problem = "A reader does not see a write at once: backups there would be lost."
         remove_file(folder / name)
         if name in names_in(folder):
             problem = "A deleted file is still listed: old backups would stay."

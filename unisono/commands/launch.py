@@ -31,9 +31,9 @@ PARSER = Parser(
         "--nnodes 1:4 --rdzv-endpoint node0:29500 --timeout 30 train.py",
     ],
     exit_codes={
-        0: "every script ended with 0",
-        1: "or another: the status of the script that failed first; 128 + n if signal n ended it",
-        75: "with --nnodes MIN:MAX: the endpoint is lost, or too few machines came in time; start it again later",
+        0: "every script exited with 0",
+        1: "or another: the status of the script that failed first; 128 + n if signal n killed it",
+        75: "with --nnodes MIN:MAX: the endpoint is lost, or too few machines joined in time; run the command again later",
     },
     details="""Whoever reaches the ports of the processes can run code as you: TensorFlow's servers listen on all
 interfaces, and run every graph that they receive. Until the next boot, this rule closes all ports but SSH's to other
@@ -71,14 +71,14 @@ _add(
     help="start M parameter servers; the script then runs on a coordinator, and workers wait for its steps",
 )
 _add("--stages", type=_COUNT, default=1, metavar="K", help="pipeline stages, one process each")
-_add = PARSER.add_argument_group("several machines: this command on each, spelled as torchrun's").add_argument
+_add = PARSER.add_argument_group("several machines: run this on each, with torchrun's options").add_argument
 _add(
     "--nnodes",
     type=_machines,
     default=(0, 1),
     metavar="N|MIN:MAX",
-    help="machines (default: 1); MIN:MAX is elastic: after a loss, training goes on with those that come back within the "
-    "timeout, and at the next backup or end of an epoch it takes in others",
+    help="machines (default: 1); MIN:MAX is elastic: after a loss, training continues with those that return within the "
+    "timeout; others join at the next backup or end of an epoch",
 )
 _add(
     "--node-rank",
@@ -90,14 +90,14 @@ _add(
 _add(
     "--rdzv-endpoint",
     metavar="HOST:PORT",
-    help="machine 0 and a free port there, where all workers meet; the same on all",
+    help="machine 0 and a free port there, where all workers meet; the same on all machines",
 )
 _add = PARSER.add_argument_group("failures and logs").add_argument
 _add(
     "--restarts",
     type=at_least(int, 0),
     metavar="K",
-    help="restarts of all processes after a failure, at most (default: 0, or 3 with --nnodes MIN:MAX)",
+    help="most restarts of all processes after failures (default: 0, or 3 with --nnodes MIN:MAX)",
 )
 _add("--log-dir", type=local, metavar="DIR", help="write the output of each process to a file in DIR too")
 _add(
@@ -129,14 +129,14 @@ def _check_machines(options: argparse.Namespace) -> None:
         return
     if (options.node_rank is None and not elastic) or (options.node_rank or 0) >= nnodes:
         PARSER.error(
-            f"argument --node-rank: give 0 to {nnodes - 1} with --nnodes {nnodes}: {options.node_rank}"
+            f"argument --node-rank: pass 0 to {nnodes - 1} with --nnodes {nnodes}: {options.node_rank}"
         )
     for name, wrong in (
         ("--parameter-servers", options.parameter_servers),
         ("--network private", options.network == "private"),
     ):
         if wrong:
-            PARSER.error(f"argument --nnodes: {nnodes} machines exclude {name}, which is for one machine")
+            PARSER.error(f"argument --nnodes: {name} works on one machine, not on {nnodes}")
     try:
         split_address(options.rdzv_endpoint or "")
     except ValueError as error:

@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """End the process with status 2."""
+        """Exit the process with status 2."""
         message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}..."
         self.exit(self.fail(f"{message.rstrip('.')}; see `{self.prog} --help`.", 2))
 
@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         return status
 
     def make_folder(self, argument: str, folder: Path) -> None:
-        """Make a folder that an argument names, or ends the process with the reason why that is not possible."""
+        """Make a folder that an argument names, or exit the process with the reason why that fails."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError:

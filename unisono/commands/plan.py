@@ -31,7 +31,7 @@ _add = PARSER.add_argument
 _add("model", help="FILE.py:FUNCTION, which returns model, (model, x) or (model, x, y)")
 _add("-b", "--batch-size", type=_COUNT, required=True, metavar="N", help="samples of the global batch")
 _add("-n", "--devices", type=_COUNT, default=1, metavar="N", help="devices, in all machines (default: 1)")
-_add("-m", "--memory", type=_bytes, required=True, metavar="SIZE", help="memory of one device, as 80GiB")
+_add("-m", "--memory", type=_bytes, required=True, metavar="SIZE", help="memory of one device, such as 80GiB")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             needed = model_memory(*read_model(options.model))
         plans = distribute.memory_plans(needed, options.memory, options.batch_size, options.devices)
     except Exception as error:  # the function may do anything
-        return PARSER.fail(f"no plan of {options.model!r}: {' '.join(str(error).split())[:300]}", 2)
+        return PARSER.fail(f"cannot plan {options.model!r}: {' '.join(str(error).split())[:300]}", 2)
     kinds = ("weights", "gradients", "optimizer_state", "accumulators", "activations", "total")
     rows = [["", *kinds, "of memory"]]
     for plan in plans:

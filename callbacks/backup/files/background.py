@@ -13,8 +13,8 @@ Job = Callable[[], object]
 class BackgroundWriter:
     """Runs one job at a time in a thread, so at most one snapshot is in memory; its errors are raised in the main thread.
 
-    While training goes on, a store that does not answer is a warning. The job is done again before the next one and at the
-    end, if it `repeats`; else the next one makes up for it.
+    While training goes on, a store that does not answer causes a warning. The job is retried before the next one and at the
+    end if it `repeats`; otherwise the next job makes up for it.
 
     The interpreter waits for a running job when the main thread ends.
     """
@@ -31,7 +31,7 @@ class BackgroundWriter:
         return self._running is not None and not self._running[0].done()
 
     def submit(self, job: Job) -> None:
-        """Start `job` in the background, after the one before it has ended; raise what that one raised."""
+        """Start `job` in the background once the previous one has ended; raise what that one raised."""
         self.settle()
         self._start([*self._failed, job])
 
@@ -50,7 +50,7 @@ class BackgroundWriter:
             self.settle()
 
     def settle(self) -> None:
-        """Wait until the running job has ended, and raise its error; a store that does not answer is a warning."""
+        """Wait until the running job has ended, and raise its error; only warn if a store does not answer."""
         jobs = [] if self._running is None else self._running[1]
         try:
             self._end()

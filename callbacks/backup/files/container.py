@@ -28,7 +28,7 @@ _PREFIX = struct.Struct("<8sIQ")
 MOST_MANIFEST_BYTES = 1 << 28
 _CHUNK_BYTES = 1 << 22
 _WRONG_MANIFEST = "is damaged: its manifest is not one of a backup"
-# The errors of code that reads a manifest of the wrong form.
+# The errors of code that reads a malformed manifest.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 
 
@@ -52,7 +52,7 @@ class BackupMismatchError(ValueError):
 
 @contextlib.contextmanager
 def report_damage(problem: str, advice: str = "") -> Iterator[None]:
-    """Turn the errors of code that reads a content of the wrong form into a DamagedFileError."""
+    """Turn errors of code that reads malformed content into a DamagedFileError."""
     try:
         yield
     except BackupMismatchError:
@@ -65,8 +65,8 @@ def report_damage(problem: str, advice: str = "") -> Iterator[None]:
 def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     """Write `content` and its `summary`, JSON values that a listing shows without reading the arrays.
 
-    A TypeError for other types than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays, and a ValueError
-    where the plain values are too long.
+    Raise a TypeError for types other than dict, list, tuple, None, bool, number, str, bytes and NumPy arrays, and a
+    ValueError if the plain values are too long.
     """
     arrays: list[np.ndarray] = []
     tree = encode(content, arrays, "")
@@ -81,8 +81,8 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
     text = json.dumps(manifest, allow_nan=False, separators=(",", ":")).encode()
     if len(text) > MOST_MANIFEST_BYTES:
         raise ValueError(
-            f"The state has {len(text)} bytes of plain values, but a backup takes at most {MOST_MANIFEST_BYTES}: return "
-            "long lists in the state of callbacks as NumPy arrays."
+            f"The state has {len(text)} bytes of plain values, but a backup stores at most {MOST_MANIFEST_BYTES}: in the "
+            "state of callbacks, return long lists as NumPy arrays."
         )
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for piece in _pieces(text, arrays):
@@ -92,7 +92,7 @@ def write(stream: BinaryIO, content: Any, summary: Mapping[str, Any]) -> None:
 
 
 def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
-    """`(summary, content)` of a file, every byte of it checked. Arrays are views of one read-only buffer.
+    """Return `(summary, content)` of a file, with every byte checked. Arrays are views of one read-only buffer.
 
     An `outline` takes little memory: its arrays are zeros. Raises DamagedFileError, NewerFormatError or OSError.
     """
@@ -101,7 +101,7 @@ def read(path: str | Path, outline: bool = False) -> tuple[dict[str, Any], Any]:
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
-    """Return the summary alone; the bytes of the file are not checked. Raise as `read`."""
+    """Return only the summary, without checking the bytes of the file. Raise as `read`."""
     with _open_plain_file(path) as stream:
         return _manifest(path, stream)[0]["summary"]
 
@@ -114,12 +114,12 @@ def checksum(path: str | Path) -> bytes:
 
 
 def parse(data: bytes) -> tuple[dict[str, Any], Any]:
-    """`read` for bytes in memory."""
+    """Read bytes in memory as `read` reads a file."""
     return _load("The data", io.BytesIO(data))
 
 
 def _open_plain_file(path: str | Path) -> BinaryIO:
-    """Return a plain file; anything else, such as a FIFO or a device, is an error before it is read."""
+    """Open a plain file; reject anything else, such as a FIFO or a device, before reading it."""
     try:
         return open_plain(path)
     except OSError as error:
@@ -143,7 +143,7 @@ def _load(path: Any, stream: BinaryIO, outline: bool = False) -> tuple[dict[str,
 
 
 def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
-    """`(manifest, where the data begins, where it ends)`, of the beginning of a file, whose size must be what that says."""
+    """Read `(manifest, start of the data, end of the data)` from the head of a file, and check the size that it states."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     if size < _PREFIX.size + DIGEST_BYTES:
@@ -171,7 +171,7 @@ def _manifest(path: Any, stream: BinaryIO) -> tuple[dict[str, Any], int, int]:
 
 
 def _check(path: Any, stream: BinaryIO, end: int, body: memoryview | None = None) -> None:
-    """Raise where the checksum is not that of the `end` bytes before it: of `body`, or read in little memory."""
+    """Raise if the checksum is not that of the `end` bytes before it: of `body`, or read piece by piece."""
     digest = hashlib.blake2b(body or b"", digest_size=DIGEST_BYTES)
     if body is None:
         stream.seek(0)
@@ -203,7 +203,7 @@ def _dtype(name: str) -> np.dtype:
         return np.dtype(extension)
     dtype = np.dtype(name)
     if dtype.kind not in "biufcmM" or dtype.subdtype is not None:
-        raise TypeError(f"{name} is no dtype of numbers")
+        raise TypeError(f"{name} is not a numeric dtype")
     return dtype
 
 

@@ -8,14 +8,14 @@ import numpy as np
 
 
 def count(value: Any) -> int:
-    """`value`, if it is an integer of at least 0; else a TypeError."""
+    """Return `value` if it is an integer of at least 0; otherwise raise a TypeError."""
     if type(value) is not int or value < 0:
         raise TypeError(f"{value!r:.40} is not a count")
     return value
 
 
 def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
-    """`value` as JSON; arrays are appended to `arrays`. `where` is the place of `value`, for the message of a TypeError."""
+    """Return `value` as JSON, appending its arrays to `arrays`. A TypeError names the place `where` of a wrong value."""
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, float) and not isinstance(value, np.generic):
@@ -52,7 +52,7 @@ def _add(array: np.ndarray, arrays: list[np.ndarray]) -> int:
 
 
 def decode(value: Any, take: Callable[..., Any]) -> Any:
-    """The reverse of `encode`, or an error of any kind; `take(number)` is an array, `take(number, raw=True)` its bytes."""
+    """Reverse `encode`, or raise an error of any kind; `take(number)` is an array, `take(number, raw=True)` its bytes."""
     if isinstance(value, list):
         return [decode(item, take) for item in value]
     if not isinstance(value, dict):

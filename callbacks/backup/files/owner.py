@@ -58,13 +58,13 @@ class Owner(NamedTuple):
 
 
 class FolderOwner:
-    """Holds a folder from `acquire` to `release`, with a sign of life meanwhile. Owns the file `owner.json` in it.
+    """Holds a folder from `acquire` to `release`, and sends a heartbeat meanwhile. Owns the file `owner.json` in it.
 
-    An owner on the same machine is judged by its process: when it has ended, the folder is taken over at once. One on
-    another machine, or in another container, is judged by its sign of life, the time of the file, which it renews every
-    `beat` seconds; after `patience` seconds without one it counts as dead. No clocks of two machines are compared: the one
-    that wants the folder looks whether the time changes, or the object in a store. Where a scheduler started the same job
-    again, the first process has ended. Another training run of this process asks `runs` instead.
+    An owner on the same machine is judged by its process: once it has ended, the folder is taken over. One on another
+    machine, or in another container, is judged by its heartbeat, the time of the file, which it renews every `beat`
+    seconds; after `patience` seconds without one it counts as dead. Clocks of two machines are never compared: a process
+    that wants the folder watches whether the time (in a store: the object) changes. If a scheduler has restarted the
+    same job, the first process has ended. Another training run of this process asks `runs` instead.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FolderOwner:
         self._ticker: Ticker | None = None
 
     def acquire(self) -> None:
-        """Take the folder, from a dead owner too; a SaveError where it cannot, a FolderInUseError where a run uses it."""
+        """Take the folder, also from a dead owner; raise a SaveError if that fails, a FolderInUseError if a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _CLAIM)
         found = self._read()
@@ -110,7 +110,7 @@ class FolderOwner:
             raise self._in_use(found, taken=True)
 
     def release(self) -> None:
-        """Give the folder back. Do nothing before `acquire`."""
+        """Release the folder. Do nothing before `acquire`."""
         token, self._token = self._token, None
         if token is None:
             return
@@ -130,7 +130,7 @@ class FolderOwner:
             raise save_error(self._directory, error) from error
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
-        """Write the file: where there was none, only if there still is none."""
+        """Write the file; if there was none, write it only if there still is none."""
         self._said = dict(zip(Owner._fields, mine)) | {"process": str(mine.process)}
         try:
             with _writes:  # threads share the name of the incomplete file
@@ -144,7 +144,7 @@ class FolderOwner:
         write_safely(self._path, lambda stream: stream.write(json.dumps(self._said).encode()), new=new)
 
     def _lives(self, found: Owner) -> bool:
-        """Whether an owner lives; one elsewhere is waited for up to `patience` seconds, unless its last sign is older."""
+        """Return whether an owner lives; wait up to `patience` seconds for one elsewhere, unless its heartbeat is older."""
         runs = found.process and found.process.runs()
         if runs and found.process == this_process():
             holder = _held.get(found.token)
@@ -199,8 +199,8 @@ class FolderOwner:
     def _in_use(self, found: Owner | None, taken: bool = False) -> FolderInUseError:
         who = "an unknown process" if found is None else str(found)
         return FolderInUseError(
-            f"{self._directory} {'has been taken over' if taken else 'is used'} by {who}: use another directory for this "
-            f"run, or end that process; if it no longer exists, remove {self._path} to take over."
+            f"{self._directory} {'has been taken over' if taken else 'is in use'} by {who}: use another directory for this "
+            f"run, or stop that process; if it no longer exists, remove {self._path} to take over."
         )
 
 
@@ -234,7 +234,7 @@ def _job() -> tuple[str, int]:
 
 
 def _sign_of(path: Any) -> Any:
-    """When the file was last changed, as the file system says, or the bytes of an object; None where it is gone."""
+    """Return the file's modification time, or the bytes of an object in a store; None if it is gone."""
     try:
         if is_remote(path):
             return read_plain(path, _MOST_BYTES)

@@ -13,9 +13,9 @@ _PLAIN = (type(None), bool, int, float, str, bytes, np.ndarray, np.generic)
 
 
 def match(value: Any, form: Any, where: str) -> None:
-    """Raise a TypeError where a value has another form: a type, or several; a function; a list or a mapping of forms.
+    """Raise a TypeError unless a value has the form: a type, or several; a function; a list or a mapping of forms.
 
-    A mapping is from text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
+    The keys of a mapping are text. An item whose name ends in "?" may be missing or None. "*" stands for all other items.
     """
     if isinstance(form, dict):
         _require(isinstance(value, dict) and all(isinstance(key, str) for key in value), where)
@@ -37,7 +37,7 @@ def match(value: Any, form: Any, where: str) -> None:
 
 def _require(condition: bool, where: str) -> None:
     if not condition:
-        raise TypeError(f"{where} has another form")
+        raise TypeError(f"{where} is malformed")
 
 
 def is_count(value: Any) -> bool:

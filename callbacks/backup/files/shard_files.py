@@ -19,7 +19,7 @@ from ....distribute.workers.agreement import from_chief, place_among_workers
 from ...safe_file import SaveError, write_safely
 from . import container
 
-_LONGEST = 10  # times the timeout of peers: writing a part takes longer than a sign of life
+_LONGEST = 10  # times the timeout of peers: writing a part takes longer than a heartbeat
 IS_PART = re.compile(r"^backup-.*\.part-[0-9]+\.unisono$")
 _saves = itertools.count()  # every worker begins the same saves
 
@@ -27,7 +27,7 @@ Shards = dict[str, dict[int, Any]]
 
 
 def find_local_shards(variables: Mapping[str, Sequence[Any]], kind: str) -> Shards:
-    """The "shards" or "copies" (`kind`) of this worker: group (none is left out) -> number of the variable -> arrays."""
+    """Return this worker's "shards" or "copies" (`kind`): group (none is left out) -> number of the variable -> arrays."""
     return {
         group: {i: each[kind] for i, each in enumerate(members) if isinstance(each, dict) and kind in each}
         for group, members in variables.items()
@@ -55,7 +55,7 @@ def job(
 
 
 def part_path(path: Path, worker: int) -> Path:
-    """Where a worker writes its part of the backup `path`."""
+    """Return where a worker writes its part of the backup `path`."""
     return path.with_name(f"{path.stem}.part-{worker}.unisono")
 
 
@@ -72,7 +72,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
     """Write this worker's part of the backup `path` and tell the chief. Context: the writing thread of a worker.
 
     Each worker writes its part whole, then sends its checksum. The chief waits for all, then writes the backup, which
-    names the parts: only then there is one. Parts without a backup are left over from an interrupted save. Where a part
+    names the parts: only then is the backup there. Parts without one are left over from an interrupted save. If a part
     cannot be written, the chief raises the same SaveError.
     """
     own, key = part_path(path, worker), f"unisono/backup/{save}/{worker}"
@@ -97,16 +97,16 @@ def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
         if "error" in answer:
             raise SaveError(
                 f"{path} was not written, because worker {worker} could not write its part ({answer['error']}); earlier "
-                "backups are unchanged. All workers must be able to write to the directory."
+                "backups are unchanged. Make the directory writable for all workers."
             ) from (StoreError(answer["error"]) if answer.get("unanswered") else None)
         found.append(answer)
     return found
 
 
 def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any:
-    """Return the content of the backup `path` with the shards of its parts; a DamagedFileError where a part is not its own.
+    """Return the content of the backup `path` with the shards of its parts; raise a DamagedFileError for a foreign part.
 
-    Of an `outline`, and of the parts of other workers than `only`, every byte is checked and nothing is kept.
+    Check every byte, but keep nothing, of an `outline` and of the parts of workers other than `only`.
     """
     if not isinstance(content, dict) or "parts" not in content:
         return content
@@ -116,7 +116,7 @@ def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any
         for worker, part in enumerate(content["parts"], 1):
             own = path.with_name(part["name"])
             if own.name != part["name"] or not own.name.endswith(f".part-{worker}.unisono"):
-                raise ValueError(f"{part['name']!a} is no name of a part of worker {worker}")
+                raise ValueError(f"{part['name']!a} is not the name of a part of worker {worker}")
             shards = container.read(own, outline or only not in (None, worker))[1]["shards"]
             if container.checksum(own).hex() != part["checksum"]:
                 raise container.DamagedFileError(f"{own} belongs to another save")
@@ -131,7 +131,7 @@ def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any
 
 
 def own_are_enough(content: Any, variables: Mapping[str, Sequence[Any]], place: tuple[int, int]) -> bool:
-    """Whether the worker at `place_among_workers` needs its own shards alone: the same variables are sharded as before.
+    """Return whether the worker at `place_among_workers` needs only its own shards, because the same variables are sharded.
 
     The `content` has all parts or their outlines; `variables` are in the groups and the order of the backup.
     """

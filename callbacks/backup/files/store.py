@@ -30,12 +30,12 @@ class BackupInfo:
     Attributes:
         path: the file.
         status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
-        epoch: at which a run resumes, 0-based; None unless good, as the next three.
+        epoch: the epoch at which a run resumes, 0-based; None unless good, like the next three.
         step: steps of that epoch that are done.
         total_steps: optimizer steps since the beginning of training.
         time: seconds since 1970, when it was taken.
         size: bytes.
-        run: the same for all backups of a run, however often it was resumed.
+        run: identifies the run; the same for all of its backups, however often it was resumed.
         problem: what is wrong with a file that is not good.
     """
 
@@ -54,16 +54,16 @@ class BackupInfo:
 
 
 def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.PathLike | None) -> Path:
-    """Return the directory that is given as `directory` or as `backup_dir`, its name in Keras; a ValueError without one."""
+    """Return the directory passed as `directory` or as `backup_dir`, its name in Keras; raise a ValueError without one."""
     if directory is None:
         directory = backup_dir
     elif backup_dir is not None:
         raise ValueError(
-            "Give either `directory` or `backup_dir`, its name in Keras. Received: "
+            "Pass either `directory` or `backup_dir`, its name in Keras. Received: "
             f"directory={show(directory)} and backup_dir={show(backup_dir)}"
         )
     if isinstance(directory, str | None) and not directory:
-        raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: give a directory.")
+        raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: pass a directory.")
     return storage_path("directory", directory)
 
 
@@ -90,7 +90,7 @@ def latest_backup(directory: str | os.PathLike) -> BackupInfo | None:
 
 
 def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
-    """`(summary, content)` of one backup, every byte checked; `docs/guides/resume.md` explains them.
+    """Return `(summary, content)` of one backup, with every byte checked; `docs/guides/resume.md` explains them.
 
     Raises:
         DamagedFileError: the file is not as it was written.
@@ -105,7 +105,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
 
 
 def read_checked(path: Path, outline: bool = False, only: int | None = None) -> tuple[dict[str, Any], Any]:
-    """`read_backup`. Arrays of an `outline`, and shards of other workers than `only`, are checked and not kept."""
+    """Do the same as `read_backup`; check, but do not keep, arrays of an `outline` and shards of workers but `only`."""
     summary, content = container.read(path, outline)
     content = shard_files.with_parts(path, content, outline, only)
     schema.check(path, summary, content)
@@ -120,7 +120,7 @@ def backup_paths(directory: Any, fit: int | None = None) -> list[Path]:
 
 
 def _place(name: str) -> tuple[int, int] | None:
-    """`(fit, number)` of a backup: which of the fits of one process made it, from 1, and which of its backups it is."""
+    """Return `(fit, number)` of a backup: which fit of its process made it, from 1, and its number among that fit's."""
     match = _NAME.match(name)
     return (int(match[1] or 1), int(match[2])) if match else None
 
@@ -149,7 +149,7 @@ class BackupStore:
         self._check = check
 
     def prepare(self) -> None:
-        """Create the directory; a SaveError where that is not possible."""
+        """Create the directory, or raise a SaveError."""
         try:
             if not is_remote(self.directory):  # the owner's object says whether a store can be written
                 self.directory.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ class BackupStore:
         self.fit, self._newest = 1 + _finished[self._key()], None
 
     def mark_finished(self) -> None:
-        """Note that the fit is done: the next one in this process is another."""
+        """Note that the fit is done, so that the next one in this process is a different one."""
         _finished[self._key()] += 1
 
     def _key(self) -> str:
@@ -180,7 +180,7 @@ class BackupStore:
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
         """Return the newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
-        A NewerFormatError where a newer version wrote the newest, a BackupMismatchError where one is of another run.
+        Raise a NewerFormatError if a newer version wrote the newest, a BackupMismatchError if one is of another run.
         """
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
@@ -205,8 +205,8 @@ class BackupStore:
                 other = container.read_summary(path).get("run", run)
                 if other != run and read_checked(path, outline=True):  # a damaged one says nothing
                     raise container.BackupMismatchError(
-                        f"{path} belongs to another run than {newest} ({str(other)[:8]!a} and {run[:8]}), although both "
-                        "are in one directory: move the files of one run to a separate directory."
+                        f"{path} and {newest} belong to different runs ({str(other)[:8]!a} and {run[:8]}), but are in "
+                        "one directory: move the files of one run to a separate directory."
                     )
         return run
 
@@ -229,7 +229,7 @@ class BackupStore:
             _remove(old)
 
     def next_number(self) -> int:
-        """Return the number of the next backup. Its own are counted: to list a store takes time."""
+        """Return the number of the next backup. Its own are counted, because listing a store takes time."""
         if self._newest is None:
             places = [_place(path.name) for path in backup_paths(self.directory, self.fit)[:1]]
             self._newest = places[0][1] if places and places[0] else 0
@@ -253,7 +253,7 @@ class BackupStore:
 
 
 def _remove(path: Path) -> None:
-    """Remove a backup, then its parts; or a part. A file that has such a name and is none is left."""
+    """Delete a backup and its parts, or a single part. Keep files that only match by name."""
     for file in [path, *shard_files.part_paths(path)]:
         with contextlib.suppress(OSError):
             if is_own(file, _MARK):
@@ -268,7 +268,7 @@ def _inspect(path: Path) -> BackupInfo:
     except container.NewerFormatError as error:
         return BackupInfo(path, "newer", size=size, problem=str(error))
     except (OSError, MemoryError) as error:
-        problem = str(error) or f"{path} is too large for the memory."
+        problem = str(error) or f"{path} is too large for the memory of this machine."
         return BackupInfo(path, "damaged", size=size, problem=problem)
     fields = {name: summary.get(name) for name in ("epoch", "step", "total_steps", "time", "run")}
     return BackupInfo(path, "good", size=size, **fields)

@@ -85,7 +85,7 @@ class ArraySource(Source):
         return checksum(self._copies[0])
 
     def _on_devices(self, leaves: list[Any]) -> list[list[Any]]:
-        """For each device, the arrays as tensors on it."""
+        """Return, for each device, the arrays as tensors on it."""
         copies = []
         for device in self.devices:
             with tf.device(device):

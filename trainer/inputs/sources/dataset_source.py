@@ -71,9 +71,9 @@ class DatasetSource(Source):
             elements = int(dataset.cardinality())
             batches = -(-elements // parts) if elements > 0 else elements
         if batches == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
-            raise ValueError("steps_per_epoch (None) must be given for a dataset that never ends.")
+            raise ValueError("steps_per_epoch (None) must be set for a dataset that never ends.")
         if batches == 0:
-            raise ValueError("x is a dataset without any batch; pass one with at least one sample.")
+            raise ValueError("x is an empty dataset: pass one with at least one sample.")
         known = batches if batches > 0 else None
         expected = known if steps_per_epoch else None
         if per_worker:  # the worker with the most data ends the epoch
@@ -96,7 +96,7 @@ class DatasetSource(Source):
 
     @property
     def resume_by(self) -> str:
-        """`"iterator"` where the pipeline can be saved, otherwise `"skip"`."""
+        """`"iterator"` if the pipeline can be saved, otherwise `"skip"`."""
         if self._saves is None:
             if self._iterator is None:  # a second iterator would change the order of a shuffled dataset
                 self._open()
@@ -172,14 +172,14 @@ class DatasetSource(Source):
         return draws_numbers(self._dataset)
 
     def note_drawn(self, steps: int) -> None:
-        """The data ended after `steps` steps of the last chunk; where it ended with the epoch before, it begins anew."""
+        """Note that the data ended after `steps` steps of the last chunk; if it ended with the last epoch, begin anew."""
         if steps >= self._asked:
             return
         position = self.position
         position.advance(steps - self._asked)
         self._asked, position.ended = steps, True
         if position.taken == position.passes == 0:
-            raise ValueError("x is a dataset that gave no batch; pass one with at least one sample.")
+            raise ValueError("x is a dataset that yielded no batch: pass one with at least one sample.")
         if not self._begins_anew():
             position.end_epoch()
 
@@ -194,7 +194,7 @@ class DatasetSource(Source):
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position of `state()`; another pipeline, or one with fewer batches, is a ValueError."""
+        """Go to a position of `state()`; reject that of another pipeline, or one beyond the end of the data."""
         super().restore(state)
         self._early, taken = None, self.position.taken
         if "iterator" in state:
@@ -204,7 +204,7 @@ class DatasetSource(Source):
             return
         self._outside.restore(state)
         over = self.position.is_over()
-        # Each started pass gives a shuffle another order.
+        # Each started pass changes the order of a shuffle.
         for number in range(self.position.passes + over):
             self._open()
             next(self._iterator, None)  # some parts of a pipeline start with the first element
@@ -275,7 +275,7 @@ def save_iterator(iterator: Any) -> bytes:
 
 
 def load_iterator(iterator: Any, packed: Any) -> None:
-    """Goes to the position of `save_iterator`; damaged bytes, or those of another pipeline, are a ValueError."""
+    """Go to the position of `save_iterator`; reject damaged bytes, and those of another pipeline."""
     data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
     with tempfile.TemporaryDirectory() as folder:
         try:

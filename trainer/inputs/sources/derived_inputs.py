@@ -32,8 +32,8 @@ def first_batches(
     input_checks.alone(kind, y, sample_weight, batch_size=batch_size)
     if kind == DISTRIBUTED:
         raise ValueError(
-            f"`overfit_batches` ({count}) cannot be used with a {kind}, whose single batches are not accessible: give the "
-            "tf.data.Dataset that it was made of, or a function of tf.distribute.InputContext."
+            f"`overfit_batches` ({count}) cannot be used with a {kind}, whose single batches are not accessible: pass "
+            "the tf.data.Dataset from which it was made, or a function of tf.distribute.InputContext."
         )
     return _first_of(x, kind, count), None, None, None
 
@@ -68,7 +68,7 @@ def split_for_validation(
     if kind != "array":
         raise ValueError(
             f"validation_split ({validation_split}) needs arrays, but x is a {kind}, whose length is not known in "
-            "advance; give validation_data."
+            "advance: pass validation_data."
         )
     arrays = standard_arrays(x, y, sample_weight)
     samples = input_checks.same_samples(arrays)
@@ -76,7 +76,7 @@ def split_for_validation(
     if cut in (0, samples):
         raise ValueError(
             f"validation_split ({validation_split}) of {samples} samples leaves {cut} for training and {samples - cut} "
-            "for validation; give more samples or another share."
+            "for validation: pass more samples or a different share."
         )
     return _samples_of(arrays, 0, cut), _samples_of(arrays, cut, samples)
 
@@ -92,12 +92,12 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
 
 
 def copy_input(x: Any, asked_by: str) -> Any:
-    """Return `x`, or a copy to read without changing `x`; a ValueError for `asked_by` if it can be read only once."""
+    """Return `x`, or a copy to read without changing `x`; raise for `asked_by` if it can be read only once."""
     kind = kind_of(x)
     if kind in ("generator", DISTRIBUTED):
         raise ValueError(
             f"{asked_by} needs an input that can be read without side effects, and reading a {kind} would consume its "
-            "batches: give arrays, a keras.utils.PyDataset, or a tf.data.Dataset."
+            "batches: pass arrays, a keras.utils.PyDataset, or a tf.data.Dataset."
         )
     if kind in ("Keras data adapter", "tf.data.Dataset"):
         return copy_dataset(x.get_tf_dataset() if kind == "Keras data adapter" else x)

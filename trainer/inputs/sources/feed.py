@@ -88,7 +88,7 @@ def _bytes_of(batch: Any) -> int:
 
 
 class Feed:
-    """A thread that runs a few groups ahead of training. `groups` gets a function that says whether the consumer waits."""
+    """A thread that runs a few groups ahead of training. `groups` gets a function that tells if the consumer waits."""
 
     def __init__(self, groups: Callable[[Callable[[], bool]], Iterator[Group]]) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=2)
@@ -117,7 +117,7 @@ class Feed:
         return False
 
     def take(self) -> Group | None:
-        """The next group, or None when there are no more; raises the error of the user's code after the groups before it."""
+        """Return the next group, or None after the last; raise the error of the user's code after the groups before it."""
         if self._over:
             return None
         item = self._queue.get()

@@ -60,7 +60,7 @@ def make_source(
         seed: the order of the samples is a function of it.
         strategy: the strategy that will consume the batches; by default the current one.
         resident_bytes: larger arrays are not copied to the host's tensors but read batch by batch.
-        other: another source of the same fit: arrays that both get are held once.
+        other: another source of the same fit; arrays that both get are held once.
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
         custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
 
@@ -94,7 +94,7 @@ def make_source(
             source.digest = digest_of(batch)
     else:
         input_checks.alone(kind, y, sample_weight, batch_size=batch_size)
-        if shuffle == "batch":  # True is the default of `fit`, no request
+        if shuffle == "batch":  # True is the default of `fit`, not a request
             warnings.warn(
                 f"`shuffle={shuffle}` was passed, but will be ignored since the data `x` was provided as a {kind}, which "
                 "is expected to already be shuffled.",
@@ -114,7 +114,7 @@ def make_source(
 
 
 def check_shuffle(shuffle: Any) -> Any:
-    """`shuffle`, if it is None, True, False or "batch"."""
+    """Return `shuffle` if it is None, True, False or "batch"."""
     if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
         return shuffle
     if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
@@ -125,7 +125,7 @@ def check_shuffle(shuffle: Any) -> Any:
 def kind_of(x: Any) -> str:
     """Return the kind of the input `x`, as named in messages."""
     if isinstance(x, type):
-        raise TypeError(f"`x` must be an instance: give {x.__name__}(...). Received: {show(x)}")
+        raise TypeError(f"`x` must be an instance: pass {x.__name__}(...). Received: {show(x)}")
     if isinstance(x, tf.data.Dataset):
         return "tf.data.Dataset"
     if isinstance(x, tf.distribute.DistributedDataset):
@@ -236,7 +236,7 @@ def input_context(strategy: tf.distribute.Strategy) -> tf.distribute.InputContex
         seen.append(context)
         return tf.data.Dataset.range(1)
 
-    # Strategies without their own input (parameter servers outside of a coordinator) have one pipeline.
+    # Strategies without their own input (parameter servers outside a coordinator) have one pipeline.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         strategy.distribute_datasets_from_function(keep)
     return seen[0] if seen else tf.distribute.InputContext(1, 0, strategy.num_replicas_in_sync)

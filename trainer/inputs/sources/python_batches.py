@@ -18,7 +18,7 @@ _END = object()
 
 
 def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
-    """`items`; an error of the code that gives one gets a note with the position in the input."""
+    """Yield `items`; an error of the code that yields them gets a note with the position in the input."""
     for place in places:
         try:
             item = next(items, _END)
@@ -93,7 +93,7 @@ class PythonSource(FedSource):
                 f"{name} is a {type(item).__name__}{size}; a batch must be a tuple (inputs,), (inputs, targets) or "
                 "(inputs, targets, sample_weights)."
             )
-        where = f"{name} has a {{kind}} as {{place}}; give arrays."
+        where = f"{name} has a {{kind}} as {{place}}; pass arrays."
         parts = [host_arrays(part, value, where) for part, value in name_parts(item)]
         batch = parts[0] if not isinstance(item, tuple) else tuple(parts)
         if hasattr(item, "_fields"):
@@ -113,8 +113,8 @@ class PythonSource(FedSource):
             tf.nest.assert_same_structure(self._signature, batch)
         except (TypeError, ValueError):
             raise ValueError(
-                f"Batch {number} of the {self._kind} has another structure than the first: "
-                f"{show(batch_spec(batch))}, not {show(self._signature)}."
+                f"Batch {number} of the {self._kind} differs in structure from the first: {show(batch_spec(batch))}, not "
+                f"{show(self._signature)}."
             ) from None
         for (name, part), (_, specs) in zip(name_parts(batch_spec(batch)), name_parts(self._signature)):
             leaves = tf.nest.flatten(part)
@@ -130,7 +130,7 @@ class PythonSource(FedSource):
 
 
 def _common_spec(batches: list[Any], kind: str) -> Any:
-    """The common spec of the first batches, of one structure, rank and dtype; dimensions in which they differ are None."""
+    """Return the common spec of the first batches, of one structure, rank and dtype; varying dimensions are None."""
     specs = [batch_spec(batch) for batch in batches]
     result = specs[0]
     for number, spec in enumerate(specs[1:], 1):

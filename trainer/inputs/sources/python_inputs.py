@@ -32,7 +32,7 @@ class StreamSource(PythonSource):
 
     Draws as many batches as an epoch has steps, and no more. An iterator is one stream over all epochs; an iterable
     starts again with every epoch, unless `steps_per_epoch` lets a pass last longer. `rewinds` is false for an
-    iterator: then a resume is exact only if a new one gives the same batches. The first two batches are drawn at once,
+    iterator: then a resume is exact only if a new one yields the same batches. The first two batches are drawn at once,
     and kept for the first epoch.
     """
 
@@ -72,15 +72,15 @@ class StreamSource(PythonSource):
         return self._unused.pop(0) if self._unused else next(self._iterator, _END)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Draw and drop the used batches. Exact if the stream gives the same batches as before."""
+        """Draw and drop the used batches. Exact if the stream yields the same batches as before."""
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
             self._start_passes(int(state["passes"]), read_saved_calls(state) or [])
         elif taken < self.position.taken:
             warnings.warn(
-                f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training goes on "
-                "with its next batch. Give a tf.data.Dataset or a keras.utils.PyDataset for an exact resume.",
+                f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training continues "
+                "with its next batch. Pass a tf.data.Dataset or a keras.utils.PyDataset for an exact resume.",
                 stacklevel=2,
             )
         dropped = range(self.position.taken, taken)
@@ -183,7 +183,7 @@ class PyDatasetSource(PythonSource):
         return chunk
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position; this only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
+        """Go to a position, which only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
         saved = read_saved_calls(state)
         count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
@@ -214,7 +214,7 @@ def _batch_order(dataset: Any, shuffle: bool, seed: int, steps_per_epoch: int | 
         ) from error
     if count is None and steps_per_epoch is None:
         raise ValueError(
-            "steps_per_epoch (None) must be given for a PyDataset without end (its num_batches is None)."
+            "steps_per_epoch (None) must be set for a PyDataset without end (its num_batches is None)."
         )
     if count is not None and count < 1:
         raise ValueError(f"The PyDataset has {count} batches; it must have at least one.")

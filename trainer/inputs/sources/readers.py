@@ -23,7 +23,7 @@ HOST = "CPU:0"
 
 
 def for_xla() -> contextlib.AbstractContextManager[None]:
-    """Inside, readers read samples by number: XLA would compile the loop again for every other start of a slice."""
+    """Let readers read samples by number inside, as XLA would compile the loop again for every new start of a slice."""
     return here.set_to(reads_under_xla=True)
 
 
@@ -135,7 +135,7 @@ class IteratorReader:
 class ComparedIterator(NamedTuple):
     """An iterator for `IteratorReader` whose batches go into a digest, which the workers compare.
 
-    `early` gives an Optional for each batch: the first, which was compared before the first step; then no value. `digest` is
+    `early` yields an Optional for each batch: the first, compared before the first step; then no value. `digest` is
     the handle of a variable, because the signature of a function takes no variable.
     """
 
@@ -169,7 +169,7 @@ ITERATORS = (tf.data.Iterator, ComparedIterator)
 
 
 def map_optional(fn: Callable[[Any], Any], optional: Any, spec: Any) -> Any:
-    """`fn(value)` of a `tf.experimental.Optional`, if it has one; `spec` is the nest of `tf.TypeSpec` of the result."""
+    """Apply `fn` to the value of a `tf.experimental.Optional`, if any; `spec` is the nest of specs of the result."""
     return tf.cond(
         optional.has_value(),
         lambda: tf.experimental.Optional.from_value(fn(optional.get_value())),

@@ -45,7 +45,7 @@ class Chunk:
     part_reader: Callable[..., Any] | None = None
 
     def batch(self, i: int) -> Any:
-        """Batch `i`; None where the data has ended. Context: host."""
+        """Return batch `i`; None if the data has ended. Context: host."""
         batch = self.reader(self.inputs, tf.constant(i))
         if not self.open_ended:
             return batch
@@ -70,7 +70,7 @@ class Source:
             samples; True: the source yields this worker's samples only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
         rewinds: bool; whether the data can be read again from its beginning.
-        targets: the arrays of `y`, where they are given, until they have been checked.
+        targets: the arrays of `y`, if passed, until they have been checked.
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
@@ -137,7 +137,7 @@ class Source:
         return another
 
     def note_drawn(self, steps: int) -> None:
-        """The loop reports how many steps the last chunk gave; only needed after an `open_ended` one that gave fewer."""
+        """Note how many steps the last chunk had; only needed after an `open_ended` one that had fewer."""
 
     def identity(self) -> dict[str, Any]:
         """Return the identity of this input for backups, before anything was drawn: JSON values, None for unknown ones."""
@@ -162,7 +162,7 @@ class Source:
         return self.position.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a position from `state()`, in a source made from the same arguments."""
+        """Go to a position from `state()`, in a source made from the same arguments."""
         self.close()
         self.position.restore(state)
 

@@ -30,12 +30,12 @@ _EXTREMES = {
 
 
 def is_factor(value: Value) -> bool:
-    """Whether parts of a sum times a number are parts of the product: it is not infinite. Integers wrap around in both."""
+    """Return whether parts of a sum times a number are parts of the product: the number is finite. Integers wrap."""
     return value.dtype.is_integer or is_finite(value)
 
 
 def _keeps_signs(value: Value) -> bool:
-    """As `is_factor`, and the sign of a zero is that of the sum: no factor is 0, and no divisor is infinite."""
+    """Return whether it `is_factor`, and a zero has the sum's sign: no factor is 0, and no divisor is infinite."""
     return value.dtype.is_integer or (is_finite(value) and is_not_zero(value))
 
 

@@ -61,7 +61,7 @@ def _gather(view: View) -> Ruling:
 
 
 def _is_in_parts(view: View, batch: int, axis: int) -> bool:
-    """Return whether a lookup finds what its part has, and 0 elsewhere: by parts of a model, or one entry of each sample."""
+    """Return whether a lookup finds what its part has, else 0: by parts of a model, or one entry of each sample."""
     params, indices = view.labels[:2]
     known = params.blocks == 1 and not params.chosen and (batch == axis if batch else not view.mesh.of_batch)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
@@ -173,7 +173,7 @@ def _origin(tensor: Any) -> Any:
 
 
 def _multiple(view: View, tensor: Any) -> tuple[Extent, int] | None:
-    """For a tensor `step * [0, 1, ..., n - 1]`, n a multiple of the batch: n and the step."""
+    """Return n and the step of a tensor `step * [0, 1, ..., n - 1]`, n being a multiple of the batch."""
     tensor = _origin(tensor)
     step = 1
     if tensor.op.type == "Mul":

@@ -25,7 +25,7 @@ def _blocks(label: Label, start: Extent, whole: Extent, part: Extent) -> int:
 
 
 def _count_strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, part: Extent) -> int:
-    """`_blocks` of the entry of a strided slice that names the sharded axis; None: the whole axis."""
+    """Return `_blocks` of the entry of a strided slice that names the sharded axis; None: the whole axis."""
     if entry is None:
         return label.blocks
     if view.constant(3)[entry] != 1:

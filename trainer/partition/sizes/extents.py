@@ -31,12 +31,12 @@ def find_shapes(op: tf.Operation, inputs: Sequence[Any]) -> list[Shape]:
 
 
 def _as(*numbers: int) -> Callable[..., Shapes]:
-    """Return the outputs have the shapes of these inputs."""
+    """Return the shapes of these inputs, which are those of the outputs."""
     return lambda op, inputs: [inputs[number].shape for number in numbers]
 
 
 def _from_value(number: int, rest: int | None = None) -> Callable[..., Shapes]:
-    """Return the first output has the shape that an input contains, and the axes of the input `rest` after it."""
+    """Return the shape that an input contains, with the axes of the input `rest` after it, for the first output."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         after = [] if rest is None else require(inputs[rest].shape)
@@ -75,7 +75,7 @@ def _first_axis(*numbers: int) -> Callable[..., Shapes]:
 
 
 def broadcast(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
-    """Return the inputs are broadcast against each other."""
+    """Return the shape of inputs that are broadcast against each other."""
     if op.type == "Bitcast" and op.inputs[0].dtype.size != op.outputs[0].dtype.size:
         raise Unknown
     if op.type in ("Equal", "NotEqual") and not op.get_attr("incompatible_shape_error"):

@@ -122,7 +122,7 @@ def _power(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
 
 
 def _sum(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
-    """Return the sum over any axes has at most as many terms as the tensor."""
+    """Return the bounds of a sum over any axes, which has at most as many terms as the tensor."""
     low, high = inputs[0].interval
     most = _largest(product(inputs[0].shape)) if inputs[0].shape is not None else math.inf
     return (low * most if low < 0 else 0), (high * most if high > 0 else 0)

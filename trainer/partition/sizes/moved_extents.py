@@ -134,7 +134,7 @@ def name_axes(op: tf.Operation, count: int, rank: int) -> tuple[list[int | None]
 
 
 def _clamp(end: Extent, extent: Extent) -> Extent:
-    """Where a slice begins or ends in an axis; a negative end counts from the last entry."""
+    """Return where a slice begins or ends in an axis; a negative end counts from the last entry."""
     if end is None or extent is None:
         return None
     if at_most(end, -1):

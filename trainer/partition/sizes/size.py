@@ -119,7 +119,7 @@ def _size(terms: Mapping[Monomial, int]) -> Known:
 
 
 def if_known(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of known sizes one that returns None where one of them is not known."""
+    """Make a function of known sizes return None if one of them is not known."""
     return functools.wraps(fn)(lambda *sizes: None if None in sizes else fn(*sizes))
 
 
@@ -204,7 +204,7 @@ def quotient(size: Extent, by: Extent) -> Extent:
 
 
 def per_sample(size: Extent) -> int | None:
-    """Return how many entries a size has for each sample; None where it is no multiple of the samples of an array."""
+    """Return how many entries a size has for each sample; None if it is not a multiple of an array's samples."""
     if not isinstance(size, Size) or len(size.terms) != 1:
         return None
     ((term, factor),) = size.terms.items()

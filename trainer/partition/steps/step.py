@@ -96,7 +96,7 @@ class OptimizerCall:
 
 
 def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
-    """A gradient as a dense tensor of the shape of its variable, which is not known for unknown numbers of samples."""
+    """Return a gradient as a dense tensor of its variable's shape, unknown while the number of samples is."""
     gradient = tf.convert_to_tensor(gradient)
     gradient.set_shape(variable.shape)
     return gradient
@@ -111,7 +111,7 @@ def labels_of_layout(layout: Layout) -> Labels:
 def assign(variables: Iterable[Any], values: Iterable[tf.Tensor], shared: Iterable[int]) -> None:
     """Collect assignments of a replica, with values that are whole along the batch.
 
-    Of the `shared` ones by number these are the first replica's.
+    Those of the `shared` ones, by number, are the first replica's.
     """
     variables, values, shared = list(variables), list(values), list(shared)
     whole = [number for number in shared if layout_of(variables[number]) is None]

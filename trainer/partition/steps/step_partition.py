@@ -31,7 +31,7 @@ _log = logging.getLogger("unisono")
 
 
 class StepPartition:
-    """A step, partitioned for each layout of the batches; `said` has earlier warnings, so that each is given once."""
+    """A step, partitioned for each layout of the batches; `said` has earlier warnings, so that each appears once."""
 
     def __init__(self, step: Step, said: set[str]) -> None:
         self._step, self._said = step, said
@@ -63,7 +63,7 @@ class StepPartition:
         return self._traced[key]
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:
-        """Return the collectives of a step on a batch of so many samples. Context: cross-replica."""
+        """Return the collectives of a step on a batch of this many samples. Context: cross-replica."""
         try:
             return TracedStep(self._step, spec).explain(samples)
         except NotPartitioned as error:
@@ -78,8 +78,8 @@ class StepPartition:
         if mesh_of(self._step.strategy).divides_weights:
             raise ValueError(
                 f"{self._step.name} would run on one replica, but weights are divided over a mesh: {reason}. Use "
-                "`run_eagerly=False`, or `tf.function` around `strategy.run`, and operations that can be partitioned; or a "
-                "mesh that divides the batch alone."
+                "`run_eagerly=False`, or `tf.function` around `strategy.run`, and operations that can be partitioned; or "
+                "a mesh that divides only the batch."
             )
 
     def _trace(self, spec: Any, compiles: bool) -> TracedStep | None:

@@ -13,11 +13,11 @@ from ..program import NotPartitioned
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """A block that runs the user's code for batches of any size, which may need a known one (`range(x.shape[0])`).
+    """Run the user's code, in the block, for batches of any size; it may need a known one (`range(x.shape[0])`).
 
     Turn an error into `NotPartitioned` with the line of user code that led to it. The step on one replica has the true size;
     an error that it raises again ends the fit. An error that a file of this library caused without a `raise` is a bug, and
-    passes.
+    is not converted.
     """
     try:
         yield
@@ -29,14 +29,14 @@ def user_errors() -> Iterator[None]:
         line = _innermost_line(error, is_own_file)
         where = f", raised in {line}" if line else ""
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise NotPartitioned(f"for batches of any size its code ends in {text}{where}") from error
+        raise NotPartitioned(f"traced for batches of any size, its code raises {text}{where}") from error
 
 
 def name_bug(error: Exception) -> str:
-    """Return the reason for one replica where the partition failed for an error of this library."""
+    """Return the reason for running on one replica after a bug of this library in the partition."""
     text = f"{type(error).__name__}: {error}".partition("\n")[0]
     where = _innermost_line(error, is_unisono_file)
-    return f"its partition ended in {text} ({where}). This is a bug in Unisono: please report it with the log"
+    return f"partitioning it raised {text} ({where}). This is a bug in Unisono: please report it with the log"
 
 
 def _is_bug(error: Exception) -> bool:

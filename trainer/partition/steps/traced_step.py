@@ -47,7 +47,7 @@ from .trace_errors import user_errors
 class TracedStep:
     """One step for global batches of a spec; with `compiles` XLA compiles the computations between collectives.
 
-    Raises `NotPartitioned` where it cannot be partitioned. It is traced outside of the current graph.
+    Raises `NotPartitioned` where it cannot be partitioned. It is traced outside the current graph.
     """
 
     def __init__(self, step: Step, spec: Any, compiles: bool = False) -> None:
@@ -104,7 +104,7 @@ class TracedStep:
         return [*numbers, *(value for _, value in writes.items())]
 
     def _stand_in_for(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
-        """Return the stand-in for a sharded weight that the step reads, outside of branches and loops."""
+        """Return the stand-in for a sharded weight that the step reads, outside branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
             return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
 
@@ -124,7 +124,7 @@ class TracedStep:
         self._calls.append(call)
 
     def explain(self, samples: int) -> StepExplanation:
-        """Return the collectives of a step on a batch of so many samples."""
+        """Return the collectives of a step on a batch of this many samples."""
         results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
         names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
@@ -143,7 +143,7 @@ class TracedStep:
             static = {leaf.shape[0] for _, leaf in arrays}
             if len(static - {None}) > 1 or static == {None, 1}:
                 names = " and ".join(f"`{path}`" for path, _ in arrays)
-                raise NotPartitioned(f"it combines {names}, which have other numbers of samples")
+                raise NotPartitioned(f"it combines {names}, which have different numbers of samples")
             checks += check_combined_samples(arrays)
         return checks
 
@@ -159,7 +159,7 @@ class TracedStep:
 
         Outputs of `predict_step` that are the same on every replica are taken from the first replica with samples.
 
-        Context: replica, inside of a step that collects writes.
+        Context: replica, inside a step that collects writes.
         """
         step = this_step()
         given = zip(tf.nest.flatten(data), tf.nest.flatten(self._spec))
@@ -182,7 +182,7 @@ class TracedStep:
 
     @property
     def sums(self) -> list[bool]:
-        """For each result whether it is a partial sum."""
+        """Return, for each result, whether it is a partial sum."""
         return [label == PARTIAL_SUM for label in self._labels]
 
     def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext, first: bool) -> tf.Tensor:
@@ -215,8 +215,8 @@ class TracedStep:
     def _note_writes(self, values: list[tf.Tensor]) -> None:
         """Collect what the step has assigned.
 
-        Numbers that every replica has computed are the first one's, since others may have rounded in another way; what a
-        collective gave is equal already.
+        Numbers that every replica has computed are taken from the first, as others may have rounded differently; what a
+        collective returned is equal already.
         """
         outputs = self.program.outputs[self._results :]
         shared = [
@@ -243,7 +243,7 @@ def _find_written(program: Program) -> list[Any]:
             variable = find_distributed_variable(captured.get(node.inputs[0]))
             if variable is None or shares_variables(variable.distribute_strategy):
                 raise NotPartitioned(
-                    f"{node.op.name} writes a `tf.Variable` of which replicas have no copies"
+                    f"{node.op.name} writes a `tf.Variable` that has no copy on each replica"
                 )
             rounded = variable.dtype.is_floating or variable.dtype.is_complex
             if rounded and not equal.issuperset(node.inputs[1:]):

@@ -46,7 +46,7 @@ class WholeStep:
     def __call__(self, data: Any) -> Any:
         """Run the step; return its results, with the labels of `Step.exits`.
 
-        Context: inside of a step that collects writes.
+        Context: inside a step that collects writes.
         """
         step = this_step()
         state = _State(self._step)
@@ -78,7 +78,7 @@ class WholeStep:
 
     @property
     def sums(self) -> list[bool]:
-        """For each result whether it is a partial sum: none is, of a step of `fit`."""
+        """Return, for each result, whether it is a partial sum; in a step of `fit` none is."""
         return [False] * len(numbers_in(self._result))
 
     def _compute(self, data: Any, step: StepContext, state: _State, written: Callable[[], list[Any]]) -> None:
@@ -131,7 +131,7 @@ class WholeStep:
             own.take_gradients = take
 
     def _share_writes(self, step: StepContext) -> None:
-        """Write on every replica what the first one has written. Of a sum of the copies it alone holds all."""
+        """Write on every replica what the first one has written. It alone holds all of a sum of copies."""
         shared = [n for n, (v, _) in enumerate(self._writes) if not sums_on_read(raw_value(v))]
         values = [value if step.replica_id == 0 else tf.zeros_like(value) for _, value in self._writes]
         assign([variable for variable, _ in self._writes], values, shared)
@@ -164,7 +164,7 @@ class _State:
         if id(value) not in self._whole:
             raise ValueError(
                 f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
-                "make the optimizer without `unisono.distribute.sharded`, or the step such that it can be partitioned."
+                "create the optimizer without `unisono.distribute.sharded`, or make the step partitionable."
             )
         return self._whole[id(value)]
 

@@ -69,7 +69,7 @@ def estimate(chain: Chain, samples: int) -> list[BlockCost]:
 
 
 def measure(chain: Chain, samples: int, device: str, repeats: int = 5) -> list[BlockCost]:
-    """Like `estimate`, in seconds: each block runs alone on `device`, on random data, and its shortest time counts."""
+    """Measure costs in seconds: each block runs alone on `device`, on random data, and its shortest time counts."""
     result = []
     for stage, counted in zip(chain.cut([1] * len(chain.blocks)), estimate(chain, samples)):
         forward, both = _seconds(stage, samples, device, repeats)
@@ -104,7 +104,7 @@ def _backward(stage: Stage, run: Pass) -> list[Any]:
 
 
 def _count(stage: Stage, samples: int) -> tuple[float, float, float, list[Any]]:
-    """From the graph of one block: forward and backward operations, bytes kept inside, kept inputs and outputs."""
+    """Count, in one block's graph, forward and backward operations, bytes kept inside, kept inputs and outputs."""
     inputs = find_taken(stage.blocks)
     specs = [_spec(tensor, samples) for tensor in inputs]
     try:
@@ -169,7 +169,7 @@ def _convolution(op: Any, shapes: list[Any], elements: float) -> float:
 
 
 def _count_kept_inside(forward: list[Any], used: set[int], ends: set[int]) -> float:
-    """Return bytes of forward results that backward operations read, without the block's inputs and outputs."""
+    """Return the bytes of forward results that backward operations read, without the block's inputs and outputs."""
     made = [t for op in forward if op.type not in _NOT_KEPT for t in op.outputs if t.shape.rank is not None]
     kept = [t for t in made if id(t) in used and id(t) not in ends]
     return float(sum((t.shape.num_elements() or 0) * t.dtype.size for t in kept))

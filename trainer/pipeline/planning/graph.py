@@ -102,8 +102,8 @@ class Chain:
             edges = list(itertools.accumulate(partition, initial=0))
         if edges != sorted(set(edges)) or edges[-1] != len(names):
             raise ValueError(
-                f"`partition` must have layer counts that sum to {len(names)}, or names of layers but the first, in the "
-                f"model's order: {names}. Received: {list(partition)}"
+                f"`partition` must have layer counts that sum to {len(names)}, or names of layers after the first, in "
+                f"the model's order: {names}. Received: {list(partition)}"
             )
         for edge in edges:
             if edge in self.shared:
@@ -187,7 +187,7 @@ def _blocks(nodes: list[Any]) -> list[Block]:
 
 
 def _find_shared(blocks: list[Block]) -> dict[int, str]:
-    """For each edge (before block i) that must not be cut: a description of the objects used on both sides."""
+    """Describe, for each edge (before block i) that must not be cut, the objects used on both sides."""
     users: dict[int, list[tuple[int, str]]] = {}
     what: dict[int, str] = {}
     for index, block in enumerate(blocks):
@@ -214,7 +214,7 @@ def _find_shared(blocks: list[Block]) -> dict[int, str]:
 def _no_graph(model: TrainedModel) -> str:
     kind = type(model).__name__
     if not model.built:
-        return f"model {model.name!r} cannot be cut into stages before it is built: give it an Input"
+        return f"model {model.name!r} cannot be cut into stages before it is built: add an Input"
     return (
         f"model {model.name!r} ({kind}) cannot be cut into stages: its call is Python code, not a graph of layers. "
         f"Write it as a Sequential or functional model; subclassed blocks may be layers in it"

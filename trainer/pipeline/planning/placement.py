@@ -68,7 +68,7 @@ def _device_of(tensor: Any) -> str:
             return tensor.device or ""
         if tensor.op.device:
             return tensor.op.device
-        if tensor.op.type in _PASSES:  # TensorFlow reads variables outside of all device scopes
+        if tensor.op.type in _PASSES:  # TensorFlow reads variables outside all device scopes
             tensor = tensor.op.inputs[0]
             continue
         captures = getattr(tensor.graph, "captures", ()) if tensor.op.type == "Placeholder" else ()

@@ -83,7 +83,7 @@ class Plan:
         return [self.memory(k, start, stop) for k, (start, stop) in enumerate(itertools.pairwise(edges))]
 
     def memory(self, stage: int, start: int, stop: int) -> float:
-        """Estimated bytes of blocks start to stop - 1 as this stage: weights, gradients, state and kept activations."""
+        """Estimate the bytes of blocks start to stop - 1 as this stage: weights, gradients, state, kept activations."""
         blocks = self.costs[start:stop]
         times = _WEIGHT_AND_GRADIENT + _SLOTS / (self.pipeline.replicas if self.pipeline.sharded else 1)
         weights = sum(times * cost.weights + cost.fixed for cost in blocks)

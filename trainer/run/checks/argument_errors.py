@@ -44,7 +44,7 @@ def explain_errors(
     """Convert an error of the block to an `ArgumentError`, if an argument does not fit.
 
     Assertions of ours name a label or a weight. Any other argument is found by `mismatch`, for the `first`
-    batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, where that is not `x`.
+    batch of such a `spec`, if no custom step got it. `argument` is that of `fit` with the batches, if it is not `x`.
     """
     try:
         yield
@@ -90,7 +90,7 @@ def check_class_weights(model: TrainedModel, spec: Any, weights: ClassWeights | 
     columns = shape[-1] if (shape.rank or 0) > 1 and shape[-1] != 1 else None
     if columns is not None and any(shape.rank < rank for _, rank in rules):
         raise ArgumentError(
-            f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: give a "
+            f"`class_weight` is for one class number per sample, but `y` has the shape {tuple(shape)}: pass a "
             "`sample_weight` of that shape."
         )
     for count, ignored in [(rule.classes, rule.ignored) for rule, _ in rules] or [(columns, None)]:
@@ -110,7 +110,7 @@ def check_weights(model: TrainedModel, spec: Any, sizes: set[int | None], step: 
     targets, count = tf.nest.flatten(y), len(tf.nest.flatten(weights))
     if weights is not None and count > len(targets):
         raise ArgumentError(
-            f"`sample_weight` has {count} arrays for {len(targets)} targets: give one for each."
+            f"`sample_weight` has {count} arrays for {len(targets)} targets: pass one for each."
         )
     shapes = [getattr(target, "shape", tf.TensorShape(None)) for target in targets]
     if weights is not None and any(shape.rank and (sizes - {None}) & {*shape[1:]} for shape in shapes):

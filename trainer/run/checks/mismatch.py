@@ -34,7 +34,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     own_loss = overrides_compute_loss(model)
     if step != "predict_step" and y is None and model.loss is not None and not own_loss:
         return (
-            f"`y` is None, but the model was compiled with loss={show(model.loss)}: give the targets as `y`, or as the "
+            f"`y` is None, but the model was compiled with loss={show(model.loss)}: pass the targets as `y`, or as the "
             "second part of each batch of the dataset."
         )
     reached = ["x"]
@@ -77,7 +77,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
             return f"Invalid {' or '.join(given)} for {made}: {reason}{line}."
         flat = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
         fix = "one weight for each sample" + (", for each loss, or of shape (samples, 1)" if flat else "")
-        return f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: give {fix}."
+        return f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: pass {fix}."
     return None
 
 
@@ -118,7 +118,7 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Except
     if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
         return (
             f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
-            f"{', '.join(map(repr, names))}: give a loss, or None, for each ({reason})."
+            f"{', '.join(map(repr, names))}: pass a loss, or None, for each ({reason})."
         )
     if sentence := _about_missing(model, y, made):
         return sentence
@@ -141,14 +141,14 @@ def _about_missing(model: TrainedModel, y: Any, made: str) -> str | None:
     for number, name in enumerate(names):
         used = any(concerns(argument, number) for argument in needs)
         if name not in targets or (targets[name] is None and used):
-            fix = "give one, or leave out its loss and metrics" if used else f"add {name!r}: None"
+            fix = "pass one, or leave out its loss and metrics" if used else f"add {name!r}: None"
             return f"`y` has no target for the output {name!r}: {fix}. Received: {made}."
     return None
 
 
 def _fix_of_y(model: TrainedModel, y: Any, outputs: Any) -> str:
     """Return the fix, for each kind of mistake."""
-    usual = "give targets in the structure and the shape of the outputs"
+    usual = "pass targets in the structure and the shape of the outputs"
     if (
         tf.nest.is_nested(y)
         or not isinstance(outputs, tf.TensorShape)
@@ -171,7 +171,7 @@ def _name_of(loss: Any) -> str:
 
 
 def _blames_targets(model: TrainedModel, y: Any, outputs: Any) -> bool:
-    """Whether targets differ from the outputs in structure or shape, and Keras' own losses, which compare them, failed."""
+    """Return whether targets differ from outputs in structure or shape, and Keras' losses, which compare them, failed."""
     losses = [loss for loss in tf.nest.flatten(model.loss) if loss is not None]
     custom = [loss for loss in losses if not isinstance(loss, str)]
     owners = [loss if hasattr(loss, "__name__") else type(loss) for loss in custom]

@@ -17,7 +17,7 @@ def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
 
     def diagnose(loss_scale: float) -> str:
         if on_parameter_servers(model.distribute_strategy):
-            return "The layer that overflows is not searched for on parameter servers: run one step on one device"
+            return "On parameter servers the layer that overflows cannot be found: run one step on one device"
         chunk = call.chunks[-1]
         batch = chunk.batch(min(done, chunk.steps) - 1)  # of an iterator, which has moved on, the next one
         if batch is None:
@@ -38,7 +38,7 @@ def explain_batch(model: TrainedModel, batch: Any) -> tuple[str, list[dict[str, 
 
 
 def _explanation(model: TrainedModel, batch: Any, **options: Any) -> str:
-    """A sentence that names the first layer whose output or gradient on `batch` is not finite; `options` of `diagnose`."""
+    """Name the first layer whose output or gradient on `batch` is not finite, in a sentence; `options` of `diagnose`."""
     try:
         with model._strategy_scope():
             return str(mixed_precision.diagnose(cast(keras.Model, model), batch, **options))

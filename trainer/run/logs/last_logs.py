@@ -22,7 +22,7 @@ class Shares:
 
     @classmethod
     def of(cls, logs: dict[str, Any], sums: list[bool], strategy: tf.distribute.Strategy) -> Shares:
-        """From the result of `strategy.run`."""
+        """Return the shares in the result of `strategy.run`."""
         each: list[Any] = [
             keras.tree.map_structure(lambda leaf, n=n: strategy.experimental_local_results(leaf)[n], logs)
             for n in range(len(strategy.extended.worker_devices))
@@ -76,7 +76,7 @@ class LastLogs:
 
 
 def _variable(log: tf.Tensor, device: str) -> tf.Variable:
-    """A variable for logs of this shape; of integers in int64, because TensorFlow keeps int32, like text, on the host."""
+    """Create a variable for logs of this shape; integers in int64, as TensorFlow keeps int32, like text, on the host."""
     dtype = tf.int64 if log.dtype.is_integer else log.dtype
     with tf.init_scope(), tf.device("CPU:0" if dtype == tf.string else device):
         sizes = [size or 0 for size in log.shape] if log.shape.rank is not None else []

@@ -68,7 +68,7 @@ class StepLogs:
             raise
 
     def end_call(self, done: int, logs: Mapping[str, Any]) -> None:
-        """The compiled call has run `done` steps, with `logs` after the last. The step of the state is the next one."""
+        """Note that the compiled call has run `done` steps, with `logs` after the last, and that the next step follows."""
         if not (self._replays or self._takes):
             self._state.step += done
             return

@@ -55,7 +55,7 @@ class StepRecorder(StepHook):
         return 1 if self._rejected else self._capacity
 
     def begin(self) -> None:
-        """A compiled call begins."""
+        """Begin a compiled call."""
         if self.records:
             self._count.assign(0)
         if self.halts:

@@ -25,7 +25,7 @@ def inputs_and_steps(chunk: Chunk) -> tuple[Any, int]:
 
 
 def compile_for(body: Callable[..., Any], signature: Any, first: bool = False, **options: Any) -> Compiled:
-    """`body(inputs, steps)`, compiled for inputs of `signature`, with `options` of `tf.function`; None: for any inputs.
+    """Compile `body(inputs, steps)` for inputs of `signature` (None: any), with `options` of `tf.function`.
 
     With `first` it is `body(inputs, steps, first)`, which begins with batch `first`, by default 0.
     """

@@ -68,7 +68,7 @@ class CallLength:
         return steps
 
     def of_worker(self, left: int | None, *bounds: int | None) -> int:
-        """The steps of the next call of a worker, within `bounds`; `left` in the epoch, so that workers end together."""
+        """Return the steps of a worker's next call, within `bounds`; `left` in the epoch, so that workers end together."""
         steps = self._steps if self._fixed is None else self._fixed
         if self._fixed is None and left is not None and self._workers > 1:
             steps = min(steps, max(1, left // (2 * self._workers)))

@@ -23,7 +23,7 @@ class OptionalBatches:
         self._samples = samples
 
     def take(self, read: Any, before: Any = None) -> Any:
-        """The nest of tensors that a loop carries to the next step, from the reader's result and that of the step before."""
+        """Return the tensors that a loop carries to the next step, from the reader's result and the previous step's."""
         return read
 
     def exists(self, drawn: Any) -> tf.Tensor:
@@ -46,7 +46,7 @@ class WorkerBatches(OptionalBatches):
         self._count = count
 
     def take(self, read: Any, before: Any = None) -> tuple[Any, tf.Tensor]:
-        """This worker's batch, borrowed from the step before where the data has ended, and the samples of all workers."""
+        """Return this worker's batch, borrowed from the previous step if the data has ended, and all workers' samples."""
         borrowed = tf.nest.map_structure(_empty, read.element_spec) if before is None else before[0]
         batch = tf.cond(read.has_value(), read.get_value, lambda: borrowed)
         samples = tf.where(read.has_value(), tf.cast(sample_count(batch), tf.int32), 0)
@@ -79,7 +79,7 @@ def run_until_the_end(
     steps: Any,
     kept: Any,
 ) -> tuple[tf.Tensor, Any]:
-    """The number of steps of a `StepFunction` on batches, each read after the step before, and what the steps kept."""
+    """Run a `StepFunction` on batches, each read after the previous step; return the steps and what they kept."""
     first = read(tf.constant(0))
     empty = tf.experimental.Optional.empty(first.element_spec)
 

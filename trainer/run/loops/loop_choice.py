@@ -63,7 +63,7 @@ class LoopedSteps(StepFunction):
             yield loop.function(inputs, *(tf.constant(number, tf.int32) for number in span))
 
     def _or_graph(self, loop: Compiled, chunk: Chunk, whole: bool) -> Compiled:
-        """`loop`, or the plain graph from then on, where XLA does not support the step.
+        """Return `loop`, which falls back to the plain graph for good if XLA does not support the step.
 
         XLA compiles at the first call: the `whole` loop before its first step, so it is called for no step at first; else
         each step where it begins. A batch that an iterator has yielded for such a step is lost, so that this is an error.

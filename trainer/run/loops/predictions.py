@@ -84,7 +84,7 @@ def run_one_by_one(
     steps: Any,
     *_: Any,
 ) -> tuple[int, Any]:
-    """The steps that ran, and their results: `each(inputs, steps)` yields (whether it ran, its results) of each step."""
+    """Return the steps that ran, and their results; `each(inputs, steps)` yields (whether it ran, results) of each."""
     done, results = 0, function.results()
     for ran, new in each(inputs, int(steps)):
         if not int(ran):

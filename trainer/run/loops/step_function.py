@@ -96,7 +96,7 @@ class StepFunction:
         return [*before, *new] if self.predicts else dict(new)
 
     def _optimization(self) -> contextlib.AbstractContextManager[None]:
-        """How a graph is optimized on its first run: for a large model only as long as it pays."""
+        """Return how to optimize a graph on its first run: for a large model only as long as it pays."""
         if self._is_large is None:
             variables = len(self.model.variables)
             state = sum(len(each.variables) for each in optimizers_of(self.model)) if self.training else 0
@@ -107,7 +107,7 @@ class StepFunction:
         return optimize_briefly() if self._is_large else contextlib.nullcontext()
 
     def count_reached(self) -> int | None:
-        """After an error: the steps of the last call that ran before; None where that is not known."""
+        """Return, after an error, the steps of the last call that ran before; None if that is not known."""
         steps = int(self.reached_steps)
         return None if steps == UNKNOWN else steps
 
@@ -166,7 +166,7 @@ class StepFunction:
     def loop(
         self, step: Callable[..., Any], chunk: Chunk, in_xla: bool = False, like: Any = None
     ) -> Callable[..., Any]:
-        """`run(inputs, steps, first=0)`: the loop over batches `first` to `steps - 1` of such chunks, in a graph or eagerly.
+        """Return `run(inputs, steps, first=0)`, the loop over batches `first` to `steps - 1` of such chunks.
 
         `step` is `global_step`, or a function with its arguments. `in_xla`: XLA compiles the loop; its steps cannot report
         that they begin. `like`: nest of `tf.TensorSpec`, the outputs of a step that predicts.
@@ -221,7 +221,7 @@ class StepFunction:
         hooks: bool = True,
         part: Callable[[int, Any, Any], Any] | None = None,
     ) -> Any:
-        """Return one step on a global batch; returns the outputs, or the logs that are not metrics. Context: cross-replica.
+        """Run one step on a global batch; return the outputs, or the logs that are not metrics. Context: cross-replica.
 
         Args:
             batch: nest of tensors `(batch, ...)` and Nones.

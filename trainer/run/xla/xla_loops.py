@@ -23,7 +23,7 @@ _SLOW_LOOPS_ON_CPU = ("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv2DBackpr
 
 
 def step_in_graph(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
-    """The step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA inside where requested."""
+    """Return the step for a loop that XLA does not compile as a whole: `function.global_step`, with XLA if requested."""
     asked = function.model.jit_compile
     if function.alone:
         by_itself = asked or (function.backend == XLA and is_gpu(function.device()))

@@ -1,4 +1,4 @@
-"""The rule for the backend of steps, XLA or TensorFlow's plain graph: what it is before the first step, never a clock."""
+"""The rule for the backend of steps, XLA or TensorFlow's plain graph, decided before the first step, without a clock."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ FEWEST_STEPS = 5000  # for which compiling pays on CPUs; see `benchmarks/xla_rul
 
 
 def open_sizes(model: TrainedModel, steps: int | None, fixed: int | None = None) -> str:
-    """`Source.open_sizes` for a fit or a pass of `steps` steps (None: not known).
+    """Return `Source.open_sizes` for a fit or a pass of `steps` steps (None: not known).
 
     With a fixed batch size a smaller last batch is a second trace, which in a short fit costs as much as all steps. An
     open one, as in Keras, costs a few microseconds more for each step. So a long fit uses a fixed size for full batches.
