@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from ..environment import ENDPOINT, RANK, SIZE, ClusterError
 
+_POOLS = ("workerpool0", "workerpool1", "chief", "master", "worker")  # of Vertex AI and of AI Platform
+_RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 LEVELS = ("cluster", "process", "task", "node")  # what a launcher numbers; the innermost comes first
 Environ = Mapping[str, str]
 Column = str | Callable[[Environ], str]
@@ -68,23 +70,39 @@ def _blaunch_rank(environ: Environ) -> str:
 
 
 def _sagemaker_hosts(environ: Environ) -> list[str]:
-    hosts = _read_json(environ, "SM_HOSTS")
-    return hosts if isinstance(hosts, list) else []
+    """Return the instances that train; of a heterogeneous cluster those of the groups in the estimator's `distribution`."""
+    hosts, groups = (
+        _read_sagemaker(environ, "SM_HOSTS", "hosts"),
+        _read_json(environ, "SM_INSTANCE_GROUPS_DICT"),
+    )
+    named = _read_json(environ, "SM_DISTRIBUTION_INSTANCE_GROUPS") or ()
+    return [host for name in named for host in groups[name]["hosts"]] if groups and named else hosts or []
 
 
 def _sagemaker_rank(environ: Environ) -> str:
-    hosts, own = _sagemaker_hosts(environ), environ.get("SM_CURRENT_HOST", "")
+    hosts, own = _sagemaker_hosts(environ), _read_sagemaker(environ, "SM_CURRENT_HOST", "current_host")
     if hosts and own not in hosts:
-        raise ClusterError(f"SM_CURRENT_HOST must be one of SM_HOSTS ({', '.join(hosts)}). Received: {own!r}")
+        raise ClusterError(
+            f"SM_CURRENT_HOST must be one of those that train ({', '.join(hosts)}). Received: {own!r}"
+        )
     return str(hosts.index(own)) if hosts else ""
 
 
+def _read_sagemaker(environ: Environ, name: str, key: str) -> Any:
+    """Return a variable of the toolkit; in an image without it, what SageMaker itself writes into a file."""
+    if name in environ or "TRAINING_JOB_NAME" not in environ:
+        return environ.get(name) if name == "SM_CURRENT_HOST" else _read_json(environ, name)
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(Path(_RESOURCES).read_text()).get(key)
+    return None
+
+
 def _vertex_machines(environ: Environ) -> list[str]:
-    """Return the machines that train: those of the pools 0 and 1."""
+    """Return the machines that train."""
     spec = _read_json(environ, "CLUSTER_SPEC")
     pools = spec.get("cluster") if isinstance(spec, dict) else None
     pools = pools if isinstance(pools, dict) else {}  # something else may have this name
-    return [*pools.get("workerpool0", ()), *pools.get("workerpool1", ())]
+    return [machine for name in _POOLS for machine in pools.get(name, ())]
 
 
 def _vertex_rank(environ: Environ) -> str:
@@ -92,9 +110,9 @@ def _vertex_rank(environ: Environ) -> str:
         return ""
     spec = _read_json(environ, "CLUSTER_SPEC")
     task = spec.get("task") or {}
-    if (pool := task.get("type")) not in ("workerpool0", "workerpool1", None):
+    if (pool := task.get("type")) not in (*_POOLS, None):
         raise ClusterError(
-            f"CLUSTER_SPEC puts this process into {pool}, and only workerpool0 and workerpool1 train: set TF_CONFIG for it."
+            f"CLUSTER_SPEC puts this process into {pool}, and only {', '.join(_POOLS)} train: set TF_CONFIG for it."
         )
     try:
         return str(machines.index(spec["cluster"][pool][int(task["index"])]))
@@ -143,10 +161,12 @@ TABLE: list[Launcher] = [
     # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
     Launcher("mpirun", "process", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _mpi_host, "OMPI_COMM_WORLD_LOCAL_SIZE",
              "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid"),
-    # Hydra of MPICH and of Intel MPI; Cray's PALS
-    Launcher("mpirun", "process", "PMI_RANK", "PMI_SIZE", _mpi_host, "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
-    # MVAPICH2's guide, parameters of mpirun_rsh
-    Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    # Hydra of MPICH and of Intel MPI (PMI_ID with -pmi-port); Cray's PALS, and ALPS (aprun)
+    Launcher("mpirun", "process", "PMI_RANK PMI_ID PALS_RANKID ALPS_APP_PE", "PMI_SIZE", _mpi_host,
+             "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
+    # the guides of MVAPICH2 and MVAPICH 3, parameters of mpirun_rsh
+    Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK MVP_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE MVP_COMM_WORLD_SIZE", "",
+             "MV2_COMM_WORLD_LOCAL_SIZE MVP_COMM_WORLD_LOCAL_SIZE"),
     # the PMIx standard, PMIx_Init
     Launcher("PMIx", "process", "PMIX_RANK", "", job="PMIX_NAMESPACE"),
     # horovod.readthedocs.io: horovodrun, Ray and Spark
@@ -154,6 +174,11 @@ TABLE: list[Launcher] = [
     # slurm.schedmd.com/srun.html, output environment variables
     Launcher("srun", "task", _slurm_rank, _slurm_size, _slurm_host,
              job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
+    # flux-framework.readthedocs.io, flux-environment(7)
+    Launcher("Flux", "task", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "",
+             lambda e: e.get("FLUX_JOB_SIZE", "") if e.get("FLUX_JOB_NNODES") == "1" else "", "FLUX_JOB_ID"),
+    # OpenPBS' pbsdsh; a job script has the number 0 itself, and may be the only process
+    Launcher("pbsdsh", "task", lambda e: e.get("PBS_NODENUM", "").lstrip("0"), ""),
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
     # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than LSB_DJOB_NUMPROC says
@@ -161,6 +186,11 @@ TABLE: list[Launcher] = [
     # Kubeflow Trainer v2: the variables of torchrun's own options
     Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
              lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),
+    # docs.runpod.io/instant-clusters/configuration, whose WORLD_SIZE counts GPUs; Lightning's own variables
+    Launcher("RunPod", "node", "NODE_RANK", "NUM_NODES"),
+    # docs.metaflow.org, @parallel; HTCondor's manual, parallel universe
+    Launcher("Metaflow", "node", "MF_PARALLEL_NODE_INDEX", "MF_PARALLEL_NUM_NODES", "MF_PARALLEL_MAIN_IP"),
+    Launcher("HTCondor", "node", "_CONDOR_PROCNO", "_CONDOR_NPROCS"),
     # docs.skypilot.co, running-jobs/environment-variables
     Launcher("SkyPilot", "node", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", job="SKYPILOT_TASK_ID"),
     # dstack.ai/docs, distributed tasks
