@@ -238,7 +238,7 @@ def register_launcher(
         ValueError: `level` is another.
 
     Examples:
-        >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
+        >>> unisono.distribute.register_launcher("mine", "MY_RANK", "MY_SIZE", "MY_FIRST_HOST", job="MY_JOB_ID")
     """
     from ..arguments import show  # imports NumPy, which `--help` need not wait for
 
