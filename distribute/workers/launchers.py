@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..environment import ENDPOINT, RANK, SIZE, ClusterError
+from .addresses import is_here
 
 _POOLS = ("workerpool0", "workerpool1", "chief", "master", "worker")  # of Vertex AI and of AI Platform
 _RESOURCES = "/opt/ml/input/config/resourceconfig.json"
@@ -29,10 +30,17 @@ class Launcher(NamedTuple):
 
 
 def _mpi_host(environ: Environ) -> str:
-    """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`."""
-    azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
+    """Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`, if task 0 is there."""
+    if azure := environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", ""):
+        return azure.partition(":")[0]
     found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    return azure.partition(":")[0] or (found[1] if found else "")
+    is_first = environ.get("OMPI_COMM_WORLD_RANK") == "0" and "MASTER_ADDR" not in environ
+    if found and is_first and not is_here(found[1]):
+        raise ClusterError(
+            f"mpirun runs on {found[1]}, and task 0 on another host: set MASTER_ADDR to the host of task 0, for all (-x "
+            "MASTER_ADDR=...)."
+        )
+    return found[1] if found else ""
 
 
 def _slurm_rank(environ: Environ) -> str:
