@@ -119,9 +119,10 @@ class PeerMonitor:
         call, handle = self._drawn
         if handle is None:
             return None
-        batches, ended = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy().tolist()
         key = f"unisono/ended/{call}"
-        with contextlib.suppress(tf.errors.OpError):  # nobody tells anything, or the cluster is gone
+        # Of an input that is closed, and where nobody tells anything or the cluster is gone.
+        with contextlib.suppress(tf.errors.OpError):
+            batches, ended = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy().tolist()
             if ended:
                 _tell(key, f"{batches} {self._me}")
             theirs, other = map(int, get_value(key, _READ).split())
