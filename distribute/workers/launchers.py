@@ -77,32 +77,26 @@ def _blaunch_rank(environ: Environ) -> str:
     return str(int(task) - 1) if task.isdecimal() and int(task) else ""
 
 
-def _sagemaker_hosts(environ: Environ) -> list[str]:
-    """Return the instances that train; of a heterogeneous cluster those of the groups in the estimator's `distribution`."""
-    hosts, groups = (
-        _read_sagemaker(environ, "SM_HOSTS", "hosts"),
-        _read_json(environ, "SM_INSTANCE_GROUPS_DICT"),
+def _read_sagemaker(environ: Environ) -> tuple[list[str], str]:
+    """Return the instances that train, and this one; without its toolkit, SageMaker itself writes them into a file."""
+    hosts, own = _read_json(environ, "SM_HOSTS"), environ.get("SM_CURRENT_HOST", "")
+    if hosts is None and "TRAINING_JOB_NAME" in environ:
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            found = json.loads(Path(_RESOURCES).read_text())
+            hosts, own = found["hosts"], found["current_host"]
+    groups, named = (
+        _read_json(environ, f"SM_{n}") for n in ("INSTANCE_GROUPS_DICT", "DISTRIBUTION_INSTANCE_GROUPS")
     )
-    named = _read_json(environ, "SM_DISTRIBUTION_INSTANCE_GROUPS") or ()
-    return [host for name in named for host in groups[name]["hosts"]] if groups and named else hosts or []
+    if groups and named:  # of a heterogeneous cluster those in the estimator's `distribution`
+        hosts = [host for name in named for host in groups[name]["hosts"]]
+    return hosts if isinstance(hosts, list) else [], own
 
 
 def _sagemaker_rank(environ: Environ) -> str:
-    hosts, own = _sagemaker_hosts(environ), _read_sagemaker(environ, "SM_CURRENT_HOST", "current_host")
+    hosts, own = _read_sagemaker(environ)
     if hosts and own not in hosts:
-        raise ClusterError(
-            f"SM_CURRENT_HOST must be one of those that train ({', '.join(hosts)}). Received: {own!r}"
-        )
+        raise ClusterError(f"SM_CURRENT_HOST must be one that trains ({', '.join(hosts)}). Received: {own!r}")
     return str(hosts.index(own)) if hosts else ""
-
-
-def _read_sagemaker(environ: Environ, name: str, key: str) -> Any:
-    """Return a variable of the toolkit; in an image without it, what SageMaker itself writes into a file."""
-    if name in environ or "TRAINING_JOB_NAME" not in environ:
-        return environ.get(name) if name == "SM_CURRENT_HOST" else _read_json(environ, name)
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(Path(_RESOURCES).read_text()).get(key)
-    return None
 
 
 def _vertex_machines(environ: Environ) -> list[str]:
@@ -204,8 +198,8 @@ TABLE: list[Launcher] = [
     # dstack.ai/docs, distributed tasks
     Launcher("dstack", "node", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", job="DSTACK_RUN_NAME"),
     # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
-    Launcher("SageMaker", "node", _sagemaker_rank, lambda e: str(len(_sagemaker_hosts(e))),
-             lambda e: ",".join(_sagemaker_hosts(e)), job="TRAINING_JOB_NAME"),
+    Launcher("SageMaker", "node", _sagemaker_rank, lambda e: str(len(_read_sagemaker(e)[0])),
+             lambda e: ",".join(_read_sagemaker(e)[0]), job="TRAINING_JOB_NAME"),
     # cloud.google.com/vertex-ai/docs/training/distributed-training, CLUSTER_SPEC
     Launcher("Vertex AI", "node", _vertex_rank, lambda e: str(len(_vertex_machines(e))),
              lambda e: ",".join(_vertex_machines(e)), job="CLOUD_ML_JOB_ID"),

@@ -67,7 +67,7 @@ def test_kernel_watches_the_connections_once_in_a_long_collective(monitor, monke
 
 
 @pytest.mark.parametrize(
-    "mine, told, found",
+    "mine, first, found",
     [
         ((5, 0), None, None),  # nobody's data has ended
         ((5, 0), "5 2", None),  # this worker may be about to see the end
@@ -75,16 +75,16 @@ def test_kernel_watches_the_connections_once_in_a_long_collective(monitor, monke
         ((5, 1), "5 2", None),
         ((6, 0), "5 2", "worker 2 ended after 5 batches, and worker 1 has read 6"),
         ((4, 1), "5 2", "worker 1 ended after 4 batches, and worker 2 has read 5"),
-        ((5, 1), "5 1", None),  # this worker has told it first
+        ((5, 1), "5 1", None),  # this worker was the first
     ],
 )
 def test_data_that_ended_earlier_elsewhere_is_proved_by_the_batches_read(
-    monitor, monkeypatch, mine, told, found
+    monitor, monkeypatch, mine, first, found
 ):
     def get_value(key, _):
-        if told is None or key.endswith("uneven"):
+        if first is None or key.endswith("uneven"):
             raise tf.errors.DeadlineExceededError(None, None, "")
-        return told
+        return first
 
     said = []
     monkeypatch.setattr(peer_monitor, "abort_collectives", said.append)

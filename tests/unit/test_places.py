@@ -298,8 +298,8 @@ def test_variables_that_are_wrong_are_named():
     for variables, said in (
         ({**TORCHRUN, "RANK": "4"}, "torchrun says that this process is task 4 of 4 .RANK=4, WORLD_SIZE=4"),
         ({**STEP, "SLURM_PROCID": "2"}, "srun says that this process is task 2 of 2"),
-        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-4"}, "SM_CURRENT_HOST must be one of .*algo-3.*'algo-4'"),
-        ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_CURRENT_HOST must be one of"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-4"}, "SM_CURRENT_HOST must be one .*algo-3.*'algo-4'"),
+        ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_CURRENT_HOST must be one that trains"),
         ({"CLUSTER_SPEC": json.dumps({"cluster": MACHINES})}, "CLUSTER_SPEC must have a 'task'"),
         ({"CLUSTER_SPEC": VERTEX["CLUSTER_SPEC"].replace('"index": 1', '"index": 9')}, "CLUSTER_SPEC must"),
         ({**JOB_SET, "JOB_INDEX": "1"}, "JOB_INDEX=1 needs PROCESSES_IN_JOB"),
@@ -307,7 +307,7 @@ def test_variables_that_are_wrong_are_named():
             {**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1,c:1"},
             "KERAS_DISTRIBUTION names 3 addresses for 2 processes",
         ),
-        ({**HETEROGENEOUS, "SM_CURRENT_HOST": "algo-1"}, r"those that train \(algo-2, algo-3\).*'algo-1'"),
+        ({**HETEROGENEOUS, "SM_CURRENT_HOST": "algo-1"}, r"one that trains \(algo-2, algo-3\).*'algo-1'"),
         (
             {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://192.0.2.1:3"},
             "mpirun runs on 192.0.2.1, and task 0 on another host: set MASTER_ADDR",
