@@ -32,6 +32,7 @@ SAME_EVERYWHERE = (
 _UNEVEN = re.compile(r"the input of worker \d+ ended after .*")
 _READ = 1.0
 _MOST_TEXT = 500
+_CLASH = re.compile(r"ollective instance \d+")
 _monitor: PeerMonitor | None = None
 
 
@@ -78,8 +79,11 @@ class PeerMonitor:
             if ran_before:
                 self._longest = max(self._longest, time.monotonic() - began)
         except tf.errors.OpError as error:
-            passed_on = _UNEVEN.search(str(error))
-            if message := passed_on[0] if passed_on else self._find_uneven_end():
+            if passed_on := _UNEVEN.search(str(error)):
+                raise ValueError(passed_on[0]) from None
+            # Workers met in different collectives; the thread of the one whose data has ended may not have published it yet.
+            clash = _CLASH.search(str(error))
+            if message := self._find_uneven_end(2 * self._pause + _READ) if clash else None:
                 raise ValueError(message) from None
             raise
         finally:
@@ -114,7 +118,7 @@ class PeerMonitor:
             set_value(key, str(count))
             self._published = count
 
-    def _find_uneven_end(self) -> str | None:
+    def _find_uneven_end(self, seconds: float = _READ) -> str | None:
         """Return which worker's data has ended before that of this one, or after it: the first that ends tells it."""
         call, handle = self._drawn
         if handle is None:
@@ -125,9 +129,9 @@ class PeerMonitor:
             batches, ended = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64).numpy().tolist()
             if ended:
                 _tell(key, f"{batches} {self._me}")
-            theirs, other = map(int, get_value(key, _READ).split())
+            theirs, other = map(int, get_value(key, seconds).split())
             if other == self._me:
-                return get_value(f"{key}/uneven", _READ)
+                return get_value(f"{key}/uneven", seconds)
             if theirs < batches or (ended and theirs > batches):
                 (fewer, shorter), (more, longer) = sorted([(batches, self._me), (theirs, other)])
                 message = f"the input of worker {shorter} ended after {fewer} batches, and worker {longer} has read {more}. "

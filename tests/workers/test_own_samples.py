@@ -81,7 +81,7 @@ def test_different_samples_are_an_error_on_both_workers(start_workers):
     assert losses[0] and losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("case", ["unknown", "given", "predict"])
+@pytest.mark.parametrize("case", ["unknown", "given", "eager", "predict"])
 def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, start_workers):
     workers = start_workers("uneven_ends", count=3, arguments=[case])
     began = time.monotonic()
