@@ -121,7 +121,7 @@ class PeerMonitor:
     def _find_uneven_end(self, seconds: float = _READ) -> str | None:
         """Return which worker's data has ended before that of this one, or after it: the first that ends tells it."""
         call, handle = self._drawn
-        if handle is None:
+        if handle is None or self._count > call + 1:  # the agreement that follows has compared it
             return None
         key = f"unisono/ended/{call}"
         # Of an input that is closed, and where nobody tells anything or the cluster is gone.

@@ -98,6 +98,20 @@ def test_data_that_ended_earlier_elsewhere_is_proved_by_the_batches_read(
     assert [text.partition(". ")[0] for text in said] == [f"the input of {found}"] * bool(found)
 
 
+def test_data_is_compared_up_to_the_agreement_that_follows_it(monitor, monkeypatch):
+    """A program may go on after the error of inputs that differ, and wait for something else later."""
+    said = []
+    monkeypatch.setattr(peer_monitor, "abort_collectives", said.append)
+    monkeypatch.setattr(peer_monitor, "get_value", lambda *_: "5 2")
+    drawn = tf.Variable((6, 0), dtype=tf.int64)
+    monkeypatch.setattr(peer_monitor, "time", Clock())
+    for number, finds in enumerate([False, False, False, True]):
+        with monitor.monitor(False, drawn.handle if number in (0, 3) else None):
+            peer_monitor.time.now += 5 * (number > 1)
+            assert monitor._check() is not finds
+    assert len(said) == 1
+
+
 def test_closed_input_leaves_the_monitor_running(monitor, monkeypatch):
     monkeypatch.setattr(peer_monitor, "time", Clock())
     drawn = tf.Variable([5, 1], dtype=tf.int64)
