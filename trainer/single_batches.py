@@ -91,7 +91,7 @@ class SingleBatches:
                 "On one device, make the model in the scope of a MirroredStrategy after "
                 "`unisono.distribute.simulate_devices(2)`."
             )
-        chunk, runner = _whole_batch(self, x, y, sample_weight), runner_of(self)
+        chunk, runner = _whole_batch(self, "explain_step", x, y, sample_weight), runner_of(self)
         with runner.watch(self):
             spec = batch_spec(keras.utils.pack_x_y_sample_weight(*chunk.inputs))  # as `fit` passes it
             runner.build(self, spec)
@@ -111,7 +111,7 @@ class SingleBatches:
         bring_along(self, "predict_on_batch")
         fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)
-        inputs = _whole_batch(self, x).inputs[:1]  # the step gets `(x,)`, as in Keras
+        inputs = _whole_batch(self, "predict_on_batch", x).inputs[:1]  # the step gets `(x,)`, as in Keras
         with runner.watch(self):
             spec = batch_spec(inputs)
             runner.build(self, spec, step="predict_step")
@@ -126,7 +126,7 @@ def _on_batch(
     model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
 ) -> Any:
     """Run one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
-    chunk = _whole_batch(model, x, y, sample_weight, class_weight)
+    chunk = _whole_batch(model, f"{phase}_on_batch", x, y, sample_weight, class_weight)
     runner, step = runner_of(model), f"{phase}_step"
     with runner.watch(model):
         spec = batch_spec(chunk.inputs)
@@ -144,7 +144,7 @@ def _on_batch(
 
 
 def _whole_batch(
-    model: TrainedModel, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+    model: TrainedModel, call: str, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
 ) -> Chunk:
     kind = kind_of(x)
     if kind != "array":
@@ -159,6 +159,7 @@ def _whole_batch(
         batch_size=2**31 - 1,
         class_weight=class_weight,
         strategy=model.distribute_strategy,
+        call=call,
     )
     batch = source.whole() if isinstance(source, ArraySource) else None
     if batch is None:

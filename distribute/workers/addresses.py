@@ -8,8 +8,11 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from ..environment import ClusterError
+
 LOOPBACK = "127.0.0.1"
 _LOWEST_PORT = 10_000
+_WAIT = 2.0  # seconds for a connection of this machine to itself
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -56,6 +59,33 @@ def is_here(host: str) -> bool:
             probe.bind(address)
             return True
     return False
+
+
+def check_reaches_itself(address: str) -> None:
+    """Raise a ClusterError if this process does not reach its own address: TensorFlow would wait for itself without end."""
+    host, port = split_address(address)
+    if is_here(host):
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # unless this process listens there already
+            stack.enter_context(open_listener(host, port))
+        try:
+            connect(address, _WAIT).close()
+        except socket.gaierror:
+            pass
+        except OSError as error:
+            raise ClusterError(
+                f"worker 0 does not reach itself at {address} ({error}), where TensorFlow connects to it: name an address "
+                "of its own host, or let the router in between send such connections back."
+            ) from None
+
+
+def identify_network() -> str:
+    """Return what tells this machine's network from others, also where a router changes addresses in between."""
+    with contextlib.suppress(OSError):
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/net').st_ino}"
+    return socket.gethostname()
 
 
 def claim(address: str) -> socket.socket | None:

@@ -1,13 +1,16 @@
 """Joins the cluster that a launcher or TF_CONFIG describes, before TensorFlow's devices are used."""
 
+import contextlib
+import importlib
 import json
 import os
+import socket
 
 import tensorflow as tf
 
 from ..environment import peer_timeout
 from . import cluster_start
-from .addresses import split_address
+from .addresses import free_ports, join_address, split_address
 from .cluster import Cluster, ClusterError, read_cluster
 from .places import Peer, Place, read_place, warn_of_unknown_size
 from .rendezvous import meet
@@ -20,6 +23,8 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
     """
     place = place or read_place()
     if place is not None and place.size:
+        if not place.addresses:
+            place = place._replace(addresses=ask_mpi(place))
         rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
         place = place._replace(rank=rank)
         _divide_gpus(place, peers)
@@ -28,6 +33,16 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
     elif place is not None:
         warn_of_unknown_size(place)
     return read_cluster()
+
+
+def ask_mpi(place: Place) -> tuple[str, ...]:
+    """The address of rank 0 by a broadcast of MPI, where mpi4py is installed for the same MPI; else a ClusterError."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        world = importlib.import_module("mpi4py.MPI").COMM_WORLD if place.launcher == "mpirun" else None
+        if world is not None and (world.rank, world.size) == (place.rank, place.size):
+            mine = "" if place.rank else join_address(socket.gethostname(), free_ports(1)[0])
+            return (world.bcast(mine, root=0),)
+    raise ClusterError(str(place))
 
 
 def check_trains(cluster: Cluster) -> None:

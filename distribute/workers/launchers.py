@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..environment import ENDPOINT, RANK, SIZE, ClusterError
+from .addresses import is_here
 
+_POOLS = ("workerpool0", "workerpool1", "chief", "master", "worker")  # of Vertex AI and of AI Platform
+_RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 LEVELS = ("cluster", "process", "task", "node")  # what a launcher numbers; the innermost comes first
 Environ = Mapping[str, str]
 Column = str | Callable[[Environ], str]
@@ -27,10 +30,17 @@ class Launcher(NamedTuple):
 
 
 def _mpi_host(environ: Environ) -> str:
-    """Return Azure's first node, without the port of its agent, or the host on which Open MPI 4 runs `mpirun`."""
-    azure = environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", "")
+    """Return Azure's first node, without the port of its agent; or where Open MPI 4 runs `mpirun`, if task 0 is there."""
+    if azure := environ.get("AZ_BATCH_MASTER_NODE") or environ.get("AZ_BATCHAI_MPI_MASTER_NODE", ""):
+        return azure.partition(":")[0]
     found = re.search(r"tcp://([^,:;]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    return azure.partition(":")[0] or (found[1] if found else "")
+    is_first = environ.get("OMPI_COMM_WORLD_RANK") == "0" and "MASTER_ADDR" not in environ
+    if found and is_first and not is_here(found[1]):
+        raise ClusterError(
+            f"mpirun runs on {found[1]}, and task 0 on another host: set MASTER_ADDR to the host of task 0, for all (-x "
+            "MASTER_ADDR=...)."
+        )
+    return found[1] if found else ""
 
 
 def _slurm_rank(environ: Environ) -> str:
@@ -67,24 +77,34 @@ def _blaunch_rank(environ: Environ) -> str:
     return str(int(task) - 1) if task.isdecimal() and int(task) else ""
 
 
-def _sagemaker_hosts(environ: Environ) -> list[str]:
-    hosts = _read_json(environ, "SM_HOSTS")
-    return hosts if isinstance(hosts, list) else []
+def _read_sagemaker(environ: Environ) -> tuple[list[str], str]:
+    """Return the instances that train, and this one; without its toolkit, SageMaker itself writes them into a file."""
+    hosts, own = _read_json(environ, "SM_HOSTS"), environ.get("SM_CURRENT_HOST", "")
+    if hosts is None and "TRAINING_JOB_NAME" in environ:
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            found = json.loads(Path(_RESOURCES).read_text())
+            hosts, own = found["hosts"], found["current_host"]
+    groups, named = (
+        _read_json(environ, f"SM_{n}") for n in ("INSTANCE_GROUPS_DICT", "DISTRIBUTION_INSTANCE_GROUPS")
+    )
+    if groups and named:  # of a heterogeneous cluster those in the estimator's `distribution`
+        hosts = [host for name in named for host in groups[name]["hosts"]]
+    return hosts if isinstance(hosts, list) else [], own
 
 
 def _sagemaker_rank(environ: Environ) -> str:
-    hosts, own = _sagemaker_hosts(environ), environ.get("SM_CURRENT_HOST", "")
+    hosts, own = _read_sagemaker(environ)
     if hosts and own not in hosts:
-        raise ClusterError(f"SM_CURRENT_HOST must be one of SM_HOSTS ({', '.join(hosts)}). Received: {own!r}")
+        raise ClusterError(f"SM_CURRENT_HOST must be one that trains ({', '.join(hosts)}). Received: {own!r}")
     return str(hosts.index(own)) if hosts else ""
 
 
 def _vertex_machines(environ: Environ) -> list[str]:
-    """Return the machines that train: those of the pools 0 and 1."""
+    """Return the machines that train."""
     spec = _read_json(environ, "CLUSTER_SPEC")
     pools = spec.get("cluster") if isinstance(spec, dict) else None
     pools = pools if isinstance(pools, dict) else {}  # something else may have this name
-    return [*pools.get("workerpool0", ()), *pools.get("workerpool1", ())]
+    return [machine for name in _POOLS for machine in pools.get(name, ())]
 
 
 def _vertex_rank(environ: Environ) -> str:
@@ -92,9 +112,9 @@ def _vertex_rank(environ: Environ) -> str:
         return ""
     spec = _read_json(environ, "CLUSTER_SPEC")
     task = spec.get("task") or {}
-    if (pool := task.get("type")) not in ("workerpool0", "workerpool1", None):
+    if (pool := task.get("type")) not in (*_POOLS, None):
         raise ClusterError(
-            f"CLUSTER_SPEC puts this process into {pool}, but only workerpool0 and workerpool1 train: set TF_CONFIG for it."
+            f"CLUSTER_SPEC puts this process into {pool}, but only {', '.join(_POOLS)} train: set TF_CONFIG for it."
         )
     try:
         return str(machines.index(spec["cluster"][pool][int(task["index"])]))
@@ -143,10 +163,12 @@ TABLE: list[Launcher] = [
     # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
     Launcher("mpirun", "process", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _mpi_host, "OMPI_COMM_WORLD_LOCAL_SIZE",
              "PMIX_NAMESPACE OMPI_MCA_ess_base_jobid"),
-    # Hydra of MPICH and of Intel MPI; Cray's PALS
-    Launcher("mpirun", "process", "PMI_RANK", "PMI_SIZE", _mpi_host, "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
-    # MVAPICH2's guide, parameters of mpirun_rsh
-    Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    # Hydra of MPICH and of Intel MPI (PMI_ID with -pmi-port); Cray's PALS, and ALPS (aprun)
+    Launcher("mpirun", "process", "PMI_RANK PMI_ID PALS_RANKID ALPS_APP_PE", "PMI_SIZE", _mpi_host,
+             "MPI_LOCALNRANKS PMI_LOCAL_SIZE"),
+    # the guides of MVAPICH2 and MVAPICH 3, parameters of mpirun_rsh
+    Launcher("mpirun", "process", "MV2_COMM_WORLD_RANK MVP_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE MVP_COMM_WORLD_SIZE", "",
+             "MV2_COMM_WORLD_LOCAL_SIZE MVP_COMM_WORLD_LOCAL_SIZE"),
     # the PMIx standard, PMIx_Init
     Launcher("PMIx", "process", "PMIX_RANK", "", job="PMIX_NAMESPACE"),
     # horovod.readthedocs.io: horovodrun, Ray and Spark
@@ -154,6 +176,11 @@ TABLE: list[Launcher] = [
     # slurm.schedmd.com/srun.html, output environment variables
     Launcher("srun", "task", _slurm_rank, _slurm_size, _slurm_host,
              job="SLURM_JOB_ID SLURM_STEP_ID SLURM_RESTART_COUNT"),
+    # flux-framework.readthedocs.io, flux-environment(7)
+    Launcher("Flux", "task", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "",
+             lambda e: e.get("FLUX_JOB_SIZE", "") if e.get("FLUX_JOB_NNODES") == "1" else "", "FLUX_JOB_ID"),
+    # OpenPBS' pbsdsh; a job script has the number 0 itself, and may be the only process
+    Launcher("pbsdsh", "task", lambda e: e.get("PBS_NODENUM", "").lstrip("0"), ""),
     # IBM's Job Step Manager under LSF, as in Lightning's LSFEnvironment
     Launcher("jsrun", "task", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", _lsf_host, job="LSB_JOBID"),
     # LSF's blaunch, as in PRRTE's src/mca/ess/lsf; with -z it starts fewer tasks than LSB_DJOB_NUMPROC says
@@ -161,13 +188,18 @@ TABLE: list[Launcher] = [
     # Kubeflow Trainer v2: the variables of torchrun's own options
     Launcher("Kubeflow", "node", "PET_NODE_RANK", "PET_NNODES",
              lambda e: ":".join(filter(None, map(e.get, ("PET_MASTER_ADDR", "PET_MASTER_PORT"))))),
+    # docs.runpod.io/instant-clusters/configuration, whose WORLD_SIZE counts GPUs; Lightning's own variables
+    Launcher("RunPod", "node", "NODE_RANK", "NUM_NODES"),
+    # docs.metaflow.org, @parallel; HTCondor's manual, parallel universe
+    Launcher("Metaflow", "node", "MF_PARALLEL_NODE_INDEX", "MF_PARALLEL_NUM_NODES", "MF_PARALLEL_MAIN_IP"),
+    Launcher("HTCondor", "node", "_CONDOR_PROCNO", "_CONDOR_NPROCS"),
     # docs.skypilot.co, running-jobs/environment-variables
     Launcher("SkyPilot", "node", "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", job="SKYPILOT_TASK_ID"),
     # dstack.ai/docs, distributed tasks
     Launcher("dstack", "node", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_MASTER_NODE_IP", job="DSTACK_RUN_NAME"),
     # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
-    Launcher("SageMaker", "node", _sagemaker_rank, lambda e: str(len(_sagemaker_hosts(e))),
-             lambda e: ",".join(_sagemaker_hosts(e)), job="TRAINING_JOB_NAME"),
+    Launcher("SageMaker", "node", _sagemaker_rank, lambda e: str(len(_read_sagemaker(e)[0])),
+             lambda e: ",".join(_read_sagemaker(e)[0]), job="TRAINING_JOB_NAME"),
     # cloud.google.com/vertex-ai/docs/training/distributed-training, CLUSTER_SPEC
     Launcher("Vertex AI", "node", _vertex_rank, lambda e: str(len(_vertex_machines(e))),
              lambda e: ",".join(_vertex_machines(e)), job="CLOUD_ML_JOB_ID"),
@@ -208,7 +240,7 @@ def register_launcher(
         ValueError: `level` is anything else.
 
     Examples:
-        >>> unisono.distribute.register_launcher("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_HEAD", job="FLUX_JOB_ID")
+        >>> unisono.distribute.register_launcher("mine", "MY_RANK", "MY_SIZE", "MY_FIRST_HOST", job="MY_JOB_ID")
     """
     from ..arguments import show  # imports NumPy, which `--help` need not wait for
 

@@ -98,12 +98,17 @@ def warn_of_unknown_size(place: Place) -> None:
 
 
 def _read_row(row: Launcher, environ: Environ) -> Place | None:
-    if not (text := _read(row.rank, environ)) or (rank := _number(text)) is None:
+    if not (text := _read(row.rank, environ)):
         return None
     size = _number(_read(row.size, environ))
     if size is None and "RANK" not in environ:  # WORLD_SIZE next to RANK counts others
         size = _number(environ.get("WORLD_SIZE", ""))
-    if size is not None and size <= 1:
+    rank = _number(text)
+    if size is not None and size > 1 and rank is None:
+        raise ClusterError(
+            f"{row.name}: the number of this process must be a whole number from 0. Received: {text!r}"
+        )
+    if rank is None or (size is not None and size <= 1):
         return None
     names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
     variables = ", ".join(f"{n}={environ[n]}" for n in names if n in environ) or "as its variables say"
@@ -125,8 +130,8 @@ def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: s
     if len(parts) != size or not all(port for _, port in parts):
         host, port = parts[0] if parts else ("", "")
         if row.level != "cluster":
-            host = environ.get("MASTER_ADDR", "").strip("[]") or host
-            port = environ.get("MASTER_PORT") or port
+            given, its_port = _split_host(environ.get("MASTER_ADDR", "").strip())
+            host, port = given or host, its_port or environ.get("MASTER_PORT") or port
             if (
                 environ.get("MASTER_PORT", "").isdecimal()
                 and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -161,4 +166,5 @@ def _read(column: Column, environ: Environ) -> str:
 
 
 def _number(text: str) -> int | None:
+    text = text.strip()
     return int(text) if text.isdecimal() and len(text) < 10 else None

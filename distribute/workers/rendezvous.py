@@ -2,8 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
-import ipaddress
 import json
 import os
 import selectors
@@ -13,7 +11,16 @@ import time
 from typing import Any
 
 from ..environment import NO_PLACE, RESTART, RUN, SINCE, ClusterError
-from .addresses import connect, free_ports, is_here, join_address, open_listener, split_address
+from .addresses import (
+    check_reaches_itself,
+    connect,
+    free_ports,
+    identify_network,
+    is_here,
+    join_address,
+    open_listener,
+    split_address,
+)
 from .cluster import Cluster
 from .lines import ASK, MOST_BYTES, hear_line, parse, tell
 from .newcomers import hear_newcomers
@@ -57,8 +64,6 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
     global _met
     if not _met and RESTART not in os.environ:  # a launcher of ours restarts the workers itself
         at_fatal_error(exit_for_another_attempt)
-    if not place.addresses:
-        place = place._replace(addresses=_ask_mpi(place))
     machines = place.elastic or Machines(place.size or 0, place.size or 0)
     host, port = split_address(place.addresses[0])
     if complete := len(place.addresses) == place.size:
@@ -72,6 +77,7 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
         "machine": machines.name,
         "rank": place.rank % machines.each,  # in an elastic launch, on its machine
         "port": port,
+        "network": identify_network(),
         "devices": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
     }
     if any(os.environ.get(name, "none") != "none" for name in _BOUND):
@@ -136,6 +142,7 @@ class _Host:
                             stack.enter_context(connection).setblocking(False)
                             visitor = bytearray(), peer[0].removeprefix("::ffff:")
                             self._selector.register(connection, selectors.EVENT_READ, visitor)
+                check_reaches_itself(self._peers[_seat_of(self._mine)].address)
             except (ClusterError, TimeoutError) as error:
                 for connection in self._connections:
                     tell(connection, {"error": str(error), "late": isinstance(error, TimeoutError)})
@@ -224,8 +231,7 @@ class _Host:
         if len(place.addresses) == place.size:
             address = place.addresses[rank]
         else:
-            here = connection.getsockname()[0].removeprefix("::ffff:")
-            if host == here or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+            if said["network"] == self._mine["network"]:
                 host = split_address(place.addresses[0])[0]  # others know this machine by that name
             address = join_address(host, said["port"])
         seat = _seat_of(said)
@@ -279,16 +285,6 @@ def _ask(place: Place, mine: dict[str, Any], timeout: float) -> tuple[int, list[
             waits, until = True, time.monotonic() + timeout
         time.sleep(_AGAIN if waits else _PAUSE)
     raise TimeoutError(f"{_name(place, 0)} did not start within {timeout:g} s ({problem}): {_FIND_OUT}")
-
-
-def _ask_mpi(place: Place) -> tuple[str, ...]:
-    """Get the address of rank 0 by a broadcast of MPI, if mpi4py is installed for it; else raise a ClusterError."""
-    with contextlib.suppress(ImportError, RuntimeError):
-        world = importlib.import_module("mpi4py.MPI").COMM_WORLD if place.launcher == "mpirun" else None
-        if world is not None and (world.rank, world.size) == (place.rank, place.size):
-            mine = "" if place.rank else join_address(socket.gethostname(), free_ports(1)[0])
-            return (world.bcast(mine, root=0),)
-    raise ClusterError(str(place))
 
 
 def _name(place: Place, rank: int) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,11 +47,31 @@ class Machine:
             ip("-n", self.name, "link", "set", device, "up")
         self._switch, self.process = switch, None
 
-    def launch(self, *arguments, nnodes="1:2", restarts=3):
+    def add_interface(self, network, number):
+        """A further network with this machine: NETWORK.NUMBER."""
+        device, port = f"eth{number}{network[3:5]}", f"{self._port}{network[3:5]}"
+        ip("link", "add", device, "netns", self.name, "type", "veth", "peer", port, "netns", self._switch)
+        ip("-n", self._switch, "link", "set", port, "master", "br0", "up")
+        ip("-n", self.name, "address", "add", f"{network}.{number}/24", "dev", device)
+        ip("-n", self.name, "link", "set", device, "up")
+
+    def use_ipv6_alone(self, address):
+        ip("-n", self.name, "address", "flush", "dev", "eth0", "scope", "global")
+        ip("-n", self.name, "address", "add", f"{address}/64", "dev", "eth0", "nodad")
+        self.address = address
+
+    def name_hosts(self, **addresses):
+        """Lets processes of this machine resolve names, as /etc/hosts does."""
+        folder = Path("/etc/netns", self.name)
+        folder.mkdir(parents=True)
+        lines = (f"{address} {name}\n" for name, address in addresses.items())
+        (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
+
+    def launch(self, *arguments, nnodes="1:2", restarts=3, endpoint="10.77.0.1:29500"):
         """Starts the launcher; with a number as `nnodes` the run is not elastic."""
         place = ("--node-rank", int(self.address[-1]) - 1) if isinstance(nnodes, int) else ()
         times = ("--timeout", TIMEOUT, "--restarts", restarts)
-        words = ("--nnodes", nnodes, *place, *times, "--rdzv-endpoint", "10.77.0.1:29500", PROGRAM)
+        words = ("--nnodes", nnodes, *place, *times, "--rdzv-endpoint", endpoint, PROGRAM)
         command = [sys.executable, "-m", "unisono", "launch", *map(str, (*words, *arguments))]
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
         with open(self._log, "a") as log:
@@ -105,6 +126,7 @@ class Machine:
         if self.process is not None:
             self.process.wait()
         ip("netns", "del", self.name, check=False)
+        shutil.rmtree(Path("/etc/netns", self.name), ignore_errors=True)
 
 
 @pytest.fixture
@@ -191,6 +213,54 @@ def undisturbed(tmp_path):
         return set(re.findall(r"joined \d of 2 (\w+)", done.stdout))
 
     return train
+
+
+def use_ipv6(first, second):
+    first.use_ipv6_alone("fd77::1")
+    second.use_ipv6_alone("fd77::2")
+    return "[fd77::1]:29500"
+
+
+def use_names(first, second):
+    """As Debian does, the first host's own name is a loopback address there."""
+    first.name_hosts(**{"node-a.example.org": "127.0.1.1", "node-b.example.org": second.address})
+    second.name_hosts(**{"node-b.example.org": "127.0.1.1", "node-a.example.org": first.address})
+    return "node-a.example.org:29500"
+
+
+def use_names_of_ipv6(first, second):
+    use_ipv6(first, second)
+    return use_names(first, second)
+
+
+def use_second_interface(first, second):
+    """Both networks reach both machines, and names say the first."""
+    for machine in (first, second):
+        machine.add_interface("10.78.0", int(machine.address[-1]))
+    return "10.78.0.1:29500"
+
+
+@pytest.mark.parametrize("network", [use_ipv6, use_names, use_names_of_ipv6, use_second_interface])
+@pytest.mark.parametrize("nnodes", ["1:2", 2])
+def test_machines_of_other_networks_train_and_name_the_one_that_is_lost(
+    nnodes, network, machines, tmp_path, undisturbed
+):
+    both = machines(2)
+    endpoint = network(*both)
+    hold(tmp_path, 1)
+    for machine in both:
+        machine.launch(tmp_path, 3, nnodes=nnodes, endpoint=endpoint)
+    both[0].wait_for("epoch 1 as 0 of 2")
+    for pid in {*map(int, ip("netns", "pids", both[1].name).split())} - {both[1].process.pid}:
+        os.kill(pid, signal.SIGKILL)  # the worker, and not its launcher
+    release(tmp_path, 1)
+    where = "10.78.0.2" if network is use_second_interface else both[1].address
+    address = f"[{where}]" if ":" in where else where
+    both[0].wait_for(f"worker 1 is at {address}:", NOTICED)
+    if nnodes == 2:
+        end_with(both, undisturbed(3))
+    else:  # with the second machine, if it is back in time
+        assert both[0].process.wait(TIMEOUT + 2 * LATE) == 0
 
 
 def start_two(machines, folder, epoch, epochs):

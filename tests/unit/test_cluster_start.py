@@ -22,11 +22,13 @@ from unisono.distribute import (
     simulate_devices,
     worker_index,
 )
+from unisono.distribute.workers import addresses as addresses_module
 from unisono.distribute.workers import cluster_start
 from unisono.distribute.workers import rendezvous as rendezvous_module
 from unisono.distribute.workers.addresses import connect, free_ports, listens, split_address
 from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
+from unisono.distribute.workers.joining import ask_mpi
 from unisono.distribute.workers.lines import hear_line, tell
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
@@ -184,6 +186,7 @@ def test_processes_of_a_launcher_learn_the_addresses_of_all():
             "machine": "",
             "rank": 2,
             "port": 1,
+            "network": "another",
             "devices": "",
         }
         with connect(meeting, NEVER) as former:
@@ -223,7 +226,7 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
     def come(rank, stays):
         said = {"unisono": _digest(""), "cluster": _digest("[3, 3, 3]"), "program": "", "machine": ""}
         connection = stays.enter_context(connect(meeting, NEVER))
-        tell(connection, {**said, "rank": rank, "port": 1, "devices": ""})
+        tell(connection, {**said, "rank": rank, "port": 1, "network": "", "devices": ""})
         assert "left" in hear_line(connection, bytearray(), time.monotonic() + NEVER)
 
     with contextlib.ExitStack() as stays:
@@ -282,14 +285,44 @@ def test_unknown_rank_0_is_asked_of_mpi_where_mpi4py_is_installed(monkeypatch):
     (meeting,) = addresses(1)
     here = Place("mpirun", 1, 2, (), "")
     with pytest.raises(ClusterError, match=r"set MASTER_ADDR .* and MASTER_PORT"):
-        meet(here, 1.0)
+        ask_mpi(here)
     world = types.SimpleNamespace(rank=1, size=2, bcast=lambda mine, root: meeting)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.SimpleNamespace(COMM_WORLD=world))
     with in_threads(functools.partial(meet, place(0, 2, meeting), NEVER)):
-        assert meet(here, NEVER)[1][0].address == meeting
+        assert meet(here._replace(addresses=ask_mpi(here)), NEVER)[1][0].address == meeting
     world.size = 1  # mpi4py of another MPI
     with pytest.raises(ClusterError, match="MASTER_ADDR"):
-        meet(here, 1.0)
+        ask_mpi(here)
+
+
+def test_worker_of_the_same_network_has_the_name_of_worker_0_whatever_address_a_router_shows(monkeypatch):
+    """Behind a router that sends connections to its own address back, worker 1 comes from the router."""
+    (meeting,) = addresses(1)
+    shown = rendezvous_module._Host._add
+    monkeypatch.setattr(
+        rendezvous_module._Host, "_add", lambda self, said, c, _: shown(self, said, c, "192.0.2.1")
+    )
+    with in_threads(functools.partial(meet, place(0, 2, meeting), NEVER)):
+        assert meet(place(1, 2, meeting), NEVER)[1][1].address.startswith("127.0.0.1:")
+    monkeypatch.setattr(rendezvous_module, "identify_network", iter("ab").__next__)
+    (meeting,) = addresses(1)
+    with in_threads(functools.partial(meet, place(0, 2, meeting), NEVER)):
+        assert meet(place(1, 2, meeting), NEVER)[1][1].address.startswith("192.0.2.1:")
+
+
+def test_address_at_which_worker_0_does_not_reach_itself_is_an_error_on_all(monkeypatch):
+    """As that of a router which sends nothing back; TensorFlow would wait for itself."""
+    (meeting,) = addresses(1)
+    behind = functools.partial(ConnectionRefusedError, 111, "Connection refused")
+
+    def refuse(address, seconds):
+        raise behind()
+
+    monkeypatch.setattr(addresses_module, "is_here", lambda _: False)
+    monkeypatch.setattr(addresses_module, "connect", refuse)
+    for error in errors_of(*(functools.partial(meet, place(rank, 2, meeting), NEVER) for rank in range(2))):
+        assert isinstance(error, ClusterError)
+        assert f"worker 0 does not reach itself at {meeting} ([Errno 111] Connection refused)" in str(error)
 
 
 def test_replicas_per_worker_are_read_from_the_environment(monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import socket
 
 import pytest
+import tensorflow as tf
 
 from unisono.distribute.workers import peer_monitor
 from unisono.distribute.workers.cluster import Cluster
@@ -63,3 +64,60 @@ def test_kernel_watches_the_connections_once_in_a_long_collective(monitor, monke
                 peer_monitor.time.now += seconds
                 assert monitor._check()
         assert watched == [(address, 10.0) for address in monitor._addresses] * (sum(waits) > 5)
+
+
+@pytest.mark.parametrize(
+    "mine, first, found",
+    [
+        ((5, 0), None, None),  # nobody's data has ended
+        ((5, 0), "5 2", None),  # this worker may be about to see the end
+        ((4, 0), "5 2", None),
+        ((5, 1), "5 2", None),
+        ((6, 0), "5 2", "worker 2 ended after 5 batches, and worker 1 has read 6"),
+        ((4, 1), "5 2", "worker 1 ended after 4 batches, and worker 2 has read 5"),
+        ((5, 1), "5 1", None),  # this worker was the first
+    ],
+)
+def test_data_that_ended_earlier_elsewhere_is_proved_by_the_batches_read(
+    monitor, monkeypatch, mine, first, found
+):
+    def get_value(key, _):
+        if first is None or key.endswith("uneven"):
+            raise tf.errors.DeadlineExceededError(None, None, "")
+        return first
+
+    said = []
+    monkeypatch.setattr(peer_monitor, "abort_collectives", said.append)
+    monkeypatch.setattr(peer_monitor, "get_value", get_value)
+    monkeypatch.setattr(peer_monitor, "time", Clock())
+    drawn = tf.Variable(mine, dtype=tf.int64)
+    with monitor.monitor(False, drawn.handle):
+        assert monitor._check() and not said  # it has not waited yet
+        peer_monitor.time.now += 5
+        assert monitor._check() is (found is None)
+    assert [text.partition(". ")[0] for text in said] == [f"the input of {found}"] * bool(found)
+
+
+def test_data_is_compared_up_to_the_agreement_that_follows_it(monitor, monkeypatch):
+    """A program may go on after the error of inputs that differ, and wait for something else later."""
+    said = []
+    monkeypatch.setattr(peer_monitor, "abort_collectives", said.append)
+    monkeypatch.setattr(peer_monitor, "get_value", lambda *_: "5 2")
+    drawn = tf.Variable((6, 0), dtype=tf.int64)
+    monkeypatch.setattr(peer_monitor, "time", Clock())
+    for number, finds in enumerate([False, False, False, True]):
+        with monitor.monitor(False, drawn.handle if number in (0, 3) else None):
+            peer_monitor.time.now += 5 * (number > 1)
+            assert monitor._check() is not finds
+    assert len(said) == 1
+
+
+def test_closed_input_leaves_the_monitor_running(monitor, monkeypatch):
+    monkeypatch.setattr(peer_monitor, "time", Clock())
+    drawn = tf.Variable([5, 1], dtype=tf.int64)
+    with monitor.monitor(True, drawn.handle):
+        pass
+    tf.raw_ops.DestroyResourceOp(resource=drawn.handle)
+    with monitor.monitor(False):
+        peer_monitor.time.now += 5
+        assert monitor._check()

@@ -60,6 +60,31 @@ KERAS = {
     "KERAS_DISTRIBUTION_PROCESS_ID": "1",
 }
 AZURE = {**OPEN_MPI, "AZ_BATCH_MASTER_NODE": "10.0.0.6:6000"}
+GROUPS = {name: {"hosts": hosts} for name, hosts in (("data", ["algo-1"]), ("train", ["algo-2", "algo-3"]))}
+HETEROGENEOUS = {
+    **SAGEMAKER,
+    "SM_INSTANCE_GROUPS_DICT": json.dumps(GROUPS),
+    "SM_DISTRIBUTION_INSTANCE_GROUPS": '["train"]',
+}
+AI_PLATFORM = {
+    "CLUSTER_SPEC": json.dumps(
+        {
+            "cluster": {"chief": ["m:1"], "worker": ["w:1", "w:2"]},
+            "task": {"type": "worker", "index": 1},
+        }
+    )
+}
+FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "fA"}
+RUNPOD = {
+    "PRIMARY_ADDR": "10.65.0.2",
+    "MASTER_ADDR": "10.65.0.2",
+    "PRIMARY_PORT": "29400",
+    "MASTER_PORT": "29400",
+    "NODE_RANK": "1",
+    "NUM_NODES": "2",
+    "NUM_TRAINERS": "8",
+    "WORLD_SIZE": "16",
+}
 INDEXED = {"JOB_COMPLETION_INDEX": "2"}
 POD = {**INDEXED, "WORLD_SIZE": "4", "MASTER_ADDR": "train-0.train"}
 JOB_SET = {**INDEXED, "JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "workers", "WORLD_SIZE": "8"}
@@ -74,6 +99,18 @@ ROWS = [
         1,
         2,
         "10.0.0.5",
+    ),
+    (
+        {
+            **OPEN_MPI,
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_MCA_orte_hnp_uri": "1.0;tcp://192.0.2.1:3",
+            "MASTER_ADDR": "n",
+        },
+        "mpirun",
+        0,
+        2,
+        "n",
     ),
     (OPEN_MPI_5, "mpirun", 1, 2, "127.0.0.1"),
     ({**OPEN_MPI_5, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "mpirun", 1, 2, None),
@@ -130,6 +167,32 @@ ROWS = [
     ({**STEP, "SLURM_PROCID": "2", "SLURM_HET_SIZE": "2"}, "srun", 2, None, None),
     ({**STEP, "SLURM_HET_SIZE": "2"}, "srun", 0, None, None),
     ({**STEP, "SLURM_HET_SIZE": "2", "WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, "srun", 0, 4, "n1"),
+    ({**STEP, "SLURM_STEP_NODELIST": "r[08-10,12]c[1-2]-ib,login"}, "srun", 0, 2, "r08c1-ib"),
+    ({**STEP, "SLURM_STEP_NODELIST": "n[1-2].cluster.local"}, "srun", 0, 2, "n1.cluster.local"),
+    ({**STEP, "SLURM_STEP_NODELIST": "worker-[0-1]", "MASTER_ADDR": "[fd00::1]"}, "srun", 0, 2, "[fd00::1]"),
+    ({"PMI_ID": "1", "PMI_PORT": "h:4000"}, "mpirun", 1, None, None),  # mpiexec.hydra -pmi-port
+    ({"PALS_RANKID": "1", "PALS_LOCAL_RANKID": "0", "PALS_APID": "a"}, "mpirun", 1, None, None),
+    ({"ALPS_APP_PE": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "nid00001"}, "mpirun", 1, 2, "nid00001"),
+    ({"MVP_COMM_WORLD_RANK": "1", "MVP_COMM_WORLD_SIZE": "2"}, "mpirun", 1, 2, None),
+    (FLUX, "Flux", 1, 2, None),
+    ({**FLUX, "FLUX_JOB_NNODES": "1"}, "Flux", 1, 2, "127.0.0.1"),
+    ({**FLUX, "PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "n1"}, "mpirun", 1, 2, "n1"),
+    ({"PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "pbsdsh", 1, None, None),
+    ({"PBS_NODENUM": "10", "WORLD_SIZE": "12", "MASTER_ADDR": "n0"}, "pbsdsh", 10, 12, "n0"),
+    (RUNPOD, "RunPod", 1, 2, "10.65.0.2:29400"),
+    ({"NODE_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "RunPod", 1, 2, "h"),  # Lightning's
+    (
+        {"MF_PARALLEL_NODE_INDEX": "1", "MF_PARALLEL_NUM_NODES": "2", "MF_PARALLEL_MAIN_IP": "10.0.0.1"},
+        "Metaflow",
+        1,
+        2,
+        "10.0.0.1",
+    ),
+    ({"_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "2"}, "HTCondor", 1, 2, None),
+    (AI_PLATFORM, "Vertex AI", 2, 3, "m:1 w:1 w:2"),
+    ({**HETEROGENEOUS, "SM_CURRENT_HOST": "algo-3"}, "SageMaker", 1, 2, "algo-2"),
+    ({**TORCHRUN, "MASTER_ADDR": " host:77", "RANK": " 3"}, "torchrun", 3, 4, "host:77"),
+    ({**TORCHRUN, "MASTER_ADDR": "fe80::1%eth0"}, "torchrun", 3, 4, "[fe80::1%eth0]:29500"),
 ]
 
 NESTED = [  # around it, inside, what counts
@@ -152,6 +215,9 @@ NESTED = [  # around it, inside, what counts
     (INDEXED, AGENT, ("torchrun", 3, 4)),
     (POD, OPEN_MPI, ("mpirun", 1, 2)),
     (PET, AGENT, ("torchrun", 3, 4)),
+    (RUNPOD, AGENT, ("torchrun", 3, 4)),
+    (FLUX, AGENT, ("torchrun", 3, 4)),
+    ({"PBS_NODENUM": "1"}, OPEN_MPI_5, ("mpirun", 1, 2)),
     ({"JOB_COMPLETION_INDEX": "1"}, PET, ("Kubeflow", 1, 2)),  # Trainer v2 makes a JobSet
     (SAGEMAKER, OPEN_MPI, ("mpirun", 1, 2)),
 ]
@@ -215,6 +281,10 @@ def test_process_that_was_started_alone_has_no_place():
         {"WORLD_SIZE": "8"},
         {"WORLD_SIZE": "1", **INDEXED},
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
+        {"TRAINING_JOB_NAME": "job"},
+        {"RANK": "captain"},
+        {"PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
+        {**RUNPOD, "NODE_RANK": "0", "NUM_NODES": "1"},
         {"CLUSTER_SPEC": "{}"},
         {"CLUSTER_SPEC": '{"cluster": "mine"}'},
         {
@@ -228,8 +298,8 @@ def test_variables_that_are_wrong_are_named():
     for variables, said in (
         ({**TORCHRUN, "RANK": "4"}, "torchrun says that this process is task 4 of 4 .RANK=4, WORLD_SIZE=4"),
         ({**STEP, "SLURM_PROCID": "2"}, "srun says that this process is task 2 of 2"),
-        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-4"}, "SM_CURRENT_HOST must be one of .*algo-3.*'algo-4'"),
-        ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_CURRENT_HOST must be one of"),
+        ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-4"}, "SM_CURRENT_HOST must be one .*algo-3.*'algo-4'"),
+        ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_CURRENT_HOST must be one that trains"),
         ({"CLUSTER_SPEC": json.dumps({"cluster": MACHINES})}, "CLUSTER_SPEC must have a 'task'"),
         ({"CLUSTER_SPEC": VERTEX["CLUSTER_SPEC"].replace('"index": 1', '"index": 9')}, "CLUSTER_SPEC must"),
         ({**JOB_SET, "JOB_INDEX": "1"}, "JOB_INDEX=1 needs PROCESSES_IN_JOB"),
@@ -237,6 +307,13 @@ def test_variables_that_are_wrong_are_named():
             {**KERAS, "KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1,b:1,c:1"},
             "KERAS_DISTRIBUTION names 3 addresses for 2 processes",
         ),
+        ({**HETEROGENEOUS, "SM_CURRENT_HOST": "algo-1"}, r"one that trains \(algo-2, algo-3\).*'algo-1'"),
+        (
+            {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_orte_hnp_uri": "1.0;tcp://192.0.2.1:3"},
+            "mpirun runs on 192.0.2.1, and task 0 on another host: set MASTER_ADDR",
+        ),
+        ({**TORCHRUN, "RANK": "node1"}, "torchrun: the number of this process must be .*'node1'"),
+        ({**TORCHRUN, "MASTER_ADDR": "tcp://host"}, "torchrun: .*'tcp://host'.*MASTER_ADDR"),
         ({**TORCHRUN, "MASTER_PORT": "http"}, "torchrun: .*'host:http'.*MASTER_PORT"),
         ({"SM_HOSTS": "[", "SM_CURRENT_HOST": "a"}, "SM_HOSTS is not JSON"),
         (
@@ -250,6 +327,15 @@ def test_variables_that_are_wrong_are_named():
     ):
         with pytest.raises(ClusterError, match=said):
             read_place(variables)
+
+
+def test_sagemaker_without_its_toolkit_is_read_from_its_file(monkeypatch, tmp_path):
+    path = tmp_path / "resourceconfig.json"
+    path.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
+    monkeypatch.setattr(launchers, "_RESOURCES", path)
+    place = read_place({"TRAINING_JOB_NAME": "job"})
+    assert (place.launcher, place.rank, place.size) == ("SageMaker", 1, 2)
+    assert place.addresses[0].startswith("algo-1:")
 
 
 def test_port_differs_between_jobs_and_restarts_and_is_the_same_for_all_tasks():

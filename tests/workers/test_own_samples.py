@@ -1,6 +1,7 @@
 """Inputs of which every worker reads its own samples are an error on all workers, before the first step on them."""
 
 import re
+import time
 
 import pytest
 
@@ -8,6 +9,7 @@ pytestmark = pytest.mark.process
 
 PARTS = r"(kept|moved): (\[.*?\]): (.*)"  # whether the weights moved, the warnings, how the call ended
 OTHER = "ValueError: The input must yield the same global batches on every worker. `x` yields different samples on worker 1"
+LENGTH = OTHER.partition("`x`")[0] + "Batches so far: "
 SERVICE = "ValueError: `x` reads a part of the elements of a tf.data service"
 REJECTED = {
     "own arrays": OTHER,
@@ -17,7 +19,10 @@ REJECTED = {
     "own PyDataset": OTHER,
     "own PyDataset in threads": OTHER,
     "own shuffle of a PyDataset": OTHER,
-    "own length of a generator": OTHER.partition(" `x`")[0],
+    "own length of a generator": LENGTH + "4 on worker 0, 3 on worker 1.",
+    "own length of an evaluation": LENGTH + "4",
+    "own length of a known dataset": LENGTH,
+    "another call": "ValueError: worker 0 calls `train_on_batch`, and worker 1 `test_on_batch`: every worker must",
     "own length of a PyDataset": "ValueError: ",
     "own dataset of Python": OTHER,
     "auto-shard off": OTHER,
@@ -38,7 +43,10 @@ REJECTED = {
 LATER = dict.fromkeys(
     ("second epoch", "validation", "last batch", "last of the given steps", "own samples with one target"),
     OTHER,
-)  # earlier steps were on the same samples
+) | {
+    "own length of a later group": LENGTH + "20 on worker 0, 24 on worker 1.",
+    "own length of a validation": LENGTH + "4",
+}  # earlier steps were on the same samples
 TRAINED = {  # the warning, if there is one
     "paths": "[]",
     "constants": "differs between",
@@ -71,3 +79,20 @@ def test_different_samples_are_an_error_on_both_workers(start_workers):
         assert [line.strip() for line in found["own dataset"].split("|")[2:4]] == fix
     losses = [workers.printed(index).partition("losses: ")[2] for index in range(2)]
     assert losses[0] and losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("case", ["unknown", "given", "eager", "predict"])
+def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, start_workers):
+    workers = start_workers("uneven_ends", count=3, arguments=[case])
+    began = time.monotonic()
+    for number, worker in enumerate(workers.wait()):
+        assert worker.code == 1, worker.err[-2000:]
+        found = re.search(
+            r"^ValueError: the input of worker 1 ended after 3 batches, and worker (\d) has read 4\. Give all "
+            r"workers the same data, or a function of tf\.distribute\.InputContext",
+            worker.err,
+            re.MULTILINE,
+        )
+        assert found, (number, worker.err[-2000:])
+        assert found[1] in "02"
+    assert time.monotonic() - began < 300  # half of the timeout

@@ -3,6 +3,7 @@
 import functools
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from ...compat.tensorflow_private.dataset_graph import (
 )
 from ...compat.tensorflow_private.pipelines import in_any_order, transformations
 from ...distribute.workers.agreement import exchange, gather_json, place_among_workers, spans_workers
+from ...distribute.workers.peer_monitor import SAME_EVERYWHERE
 from ...state.identity.described_values import checksum, text_of_value
 from ...state.random_state import find_reached
 from .sources.source import Source
 
+_MUST = "The input must yield the same global batches on every worker."
 _FLOAT = 2**52  # integers below it are exact in float64
 _KEEP = (
     "Remove `shard`, or pass a function of tf.distribute.InputContext that returns this worker's shard in batches of "
@@ -43,11 +46,14 @@ _SHARD = (
 )
 
 
-def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset") -> None:
+def check_same_input(
+    x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.data.Dataset", call: str = "fit"
+) -> None:
     """Compare the inputs of the workers, before they are read. All workers must call it; with one it does nothing.
 
-    A different kind, or a `shard` of the pipeline that differs, raises a ValueError, because samples would be lost. A
-    `shard` that is the same on all workers, such as a split for validation, does not shard over workers.
+    Another `call` that reads it, another kind, or a `shard` of the pipeline that differs raises a ValueError, because
+    samples would be lost. A `shard` that is the same on all workers, such as a split for validation, does not shard over
+    workers.
     Other differences between pipelines, for instance in their files or in the order of a `shuffle`, are warnings:
     `check_same_data` compares what is read.
 
@@ -60,15 +66,20 @@ def check_same_input(x: Any, strategy: tf.distribute.Strategy, kind: str = "tf.d
         _check_not_split(x, dataset)
     distributed = dataset is not None and dataset is not x
     known = [[], [], None] if dataset is None else _identify_pipeline(dataset, distributed, strategy)
-    everyone = gather_json([kind, *known], strategy)
+    everyone = gather_json([call, kind, *known], strategy)
     other = next((number for number, each in enumerate(everyone) if each != everyone[0]), None)
     if other is None:
         return
-    (_, first, order, _), (other_kind, second, other_order, _) = everyone[0], everyone[other]
-    sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
-    if other_kind != everyone[0][0]:
+    if (theirs := everyone[other][0]) != everyone[0][0]:
         raise ValueError(
-            f"`x` is a {everyone[0][0]} on worker 0 and a {other_kind} on worker {other}: pass the same kind of input."
+            f"worker 0 calls `{everyone[0][0]}`, and worker {other} `{theirs}`: every worker must make the same calls, on "
+            f"equally many batches. {SAME_EVERYWHERE}"
+        )
+    (_, kind, first, order, _), (_, other_kind, second, other_order, _) = everyone[0], everyone[other]
+    sharer = "TensorFlow shards it" if distributed else "each replica takes its part of a batch"
+    if other_kind != kind:
+        raise ValueError(
+            f"`x` is a {kind} on worker 0 and a {other_kind} on worker {other}: pass the same kind of input."
         )
     if first != second:
         raise ValueError(
@@ -109,6 +120,12 @@ def _check_not_split(x: Any, dataset: tf.data.Dataset | None) -> None:
     )
 
 
+def describe_counts(batches: Sequence[str]) -> str:
+    """Return the error of an input that has given each worker another number of batches."""
+    each = ", ".join(f"{count} on worker {number}" for number, count in enumerate(batches))
+    return f"{_MUST} Batches so far: {each}. {SAME_EVERYWHERE}"
+
+
 def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> bool:
     """Return whether functions of `tf.distribute.InputContext` have returned the same pipeline on all workers.
 
@@ -119,10 +136,8 @@ def is_unsharded(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> 
     return not any(each[0] or each != mine for each in gather_json(mine, strategy))
 
 
-def check_same_data(
-    source: Source, strategy: tf.distribute.Strategy, steps: int = 0, whole: bool = False
-) -> None:
-    """Compare what the workers have read, and the `steps` that come next. All must call it; with one it does nothing.
+def check_same_data(source: Source, strategy: tf.distribute.Strategy, whole: bool = False) -> None:
+    """Compare what the workers have read. All must call it; with one it does nothing.
 
     Raise a ValueError on all workers for different data, and for equal data from a function of
     `tf.distribute.InputContext`. If the input draws random numbers, and a part of the batches is the same everywhere, such
@@ -132,7 +147,9 @@ def check_same_data(
     if source.digest is None or not spans_workers(strategy):
         return
     mine = [int(each) % _FLOAT for each in np.reshape(source.digest, -1)]
-    rows = exchange([steps, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy)
+    rows = exchange(
+        [source.read, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy
+    )
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)
     size = source.batch_size or source.usual_batch_size or 64
     if source.per_worker and other is None and any(mine):
@@ -144,19 +161,14 @@ def check_same_data(
         )
     if source.per_worker or other is None:
         return
-    must = "The input must yield the same global batches on every worker."
     if any(row[0] != rows[0][0] for row in rows):
-        each = ", ".join(f"{int(row[0])} on worker {number}" for number, row in enumerate(rows))
-        raise ValueError(
-            f"{must} Batches in one compiled call: {each}. "
-            "Pass the same data everywhere, or a function of tf.distribute.InputContext for data that differs."
-        )
+        raise ValueError(describe_counts([f"{row[0]:.0f}" for row in rows]))
     draws, tensors = zip(*gather_json([source.draws(), mine], strategy))
     columns = [*zip(*tensors)]  # of each tensor: its hashes, and whether its samples differ
     known = zip(columns[::2], columns[1::2])
     if not (all(draws) and any(len({*hashes}) == 1 and (differ[0] or not whole) for hashes, differ in known)):
         raise ValueError(
-            f"{must} `x` yields different samples on worker {other} and on worker 0, but each replica takes its part of a "
+            f"{_MUST} `x` yields different samples on worker {other} and on worker 0, but each replica takes its part of a "
             "batch: samples would be lost. Pass all workers the same data in the same order, one seed for each `shuffle` "
             "(keras.utils.set_random_seed). Or does each worker read its own samples?"
             + _FIX.format(dataset=f"dataset.rebatch(context.get_per_replica_batch_size({size}))")

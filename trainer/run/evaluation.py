@@ -47,6 +47,7 @@ def pass_source(
             strategy=model.distribute_strategy,
             resumable=False,
             custom_step=model._overrides_step(f"{phase}_step"),
+            call="predict" if phase == "predict" else "evaluate",
         )
     with contextlib.closing(source):
         yield source

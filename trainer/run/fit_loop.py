@@ -235,7 +235,7 @@ class Calls:
         failure: Exception | None = None
         source, workers = self._pass.source, self._workers
         while failure is None:
-            wanted = workers.settle(self.length.next())
+            wanted = workers.settle(self.length.next(), source)
             chunks, chunk = list[Chunk](), None
             while wanted > 0:
                 try:
@@ -250,7 +250,7 @@ class Calls:
                     break
             call = CompiledCall(chunks, self.length.step)
             try:
-                workers.check_taken(source, call.steps)
+                workers.check_taken(source)
             except ValueError as mismatch:
                 if failure is not None:
                     raise failure from mismatch
@@ -277,5 +277,6 @@ class Calls:
         stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
         steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
         if stopped:
+            self._workers.settle(0, steps.source)
             self._workers.check_read(steps.source)
         return stopped or steps.replaced

@@ -8,7 +8,7 @@ from typing import Any
 from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
 from ...state.identity.described_values import settings_of
 from ...state.trained_model import TrainedModel
-from ..inputs.same_input import check_same_data
+from ..inputs.same_input import check_same_data, describe_counts
 from ..inputs.sources.arrays import ArraySource
 from ..inputs.sources.dataset_source import DatasetSource
 from ..inputs.sources.source import Source
@@ -26,8 +26,11 @@ class Workers:
         self.several = spans_workers(self._strategy)
         self._begun = self._checked = False
 
-    def settle(self, steps: int) -> int:
-        """Return the fewest steps that a worker wants, 0 if one ends the loop; share requests to exit. One all-reduce."""
+    def settle(self, steps: int, source: Source | None = None) -> int:
+        """Return the fewest steps that a worker wants, 0 if one ends the loop; share requests to exit. One all-reduce.
+
+        A `source` of the same batches everywhere that has ended on some workers alone is a ValueError on all.
+        """
         if not self.several:
             return steps
         state = self._model.fit_state
@@ -36,7 +39,11 @@ class Workers:
         )
         stop = self._begun and bool(getattr(self._model, self._stop, False))
         self._begun = True
-        rows = exchange([float(steps), float(stop), float(asked)], self._strategy)
+        position = None if source is None or source.per_worker else source.position
+        left, taken = (1, 0) if position is None else (position.count_left(1), position.taken)
+        rows = exchange([steps, stop, asked, left, taken], self._strategy)
+        if any(row[3:] != rows[0][3:] for row in rows):
+            raise ValueError(describe_counts([f"{row[4]:.0f}{'' if row[3] else ' (all)'}" for row in rows]))
         number = int(max(row[2] for row in rows))
         if state is not None and number:
             state.save_and_exit = signal.Signals(number).name
@@ -52,11 +59,11 @@ class Workers:
         self._begun = True
         return self.settle(1) == 0
 
-    def check_taken(self, source: Source, steps: int) -> None:
+    def check_taken(self, source: Source) -> None:
         """Reject inputs that differ between workers, before steps on them: a `ValueError` on all workers."""
         once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
         if not (once and self._checked):
-            check_same_data(source, self._strategy, 0 if once else steps)
+            check_same_data(source, self._strategy)
         self._checked = True
 
     def check_read(self, source: Source) -> None:

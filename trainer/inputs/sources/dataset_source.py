@@ -63,7 +63,10 @@ class DatasetSource(Source):
         compared: bool = False,
     ) -> None:
         self._by_replica = by_replica
-        self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2]) if compared else None
+        if compared:
+            self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2])
+            with tf.device("CPU:0"):  # read while a GPU waits
+                self._drawn = plain_variable(tf.zeros([2], tf.int64))
         self._dataset = save_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
@@ -126,6 +129,11 @@ class DatasetSource(Source):
     def _open(self) -> None:
         self.close()
         self._iterator = iter(self._dataset)
+        self._count_drawn(0)
+
+    def _count_drawn(self, batches: int) -> None:
+        if self.digest is not None:
+            self._drawn.assign([batches, 0])
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Let the reader check each batch."""
@@ -165,7 +173,7 @@ class DatasetSource(Source):
                 self.digest.assign(digest_of(first.get_value()))
             others = tf.data.Dataset.from_tensors(none).repeat()
             self._early = iter(tf.data.Dataset.from_tensors(first).concatenate(others))
-        return ComparedIterator(self._iterator, self._early, self.digest.handle)
+        return ComparedIterator(self._iterator, self._early, self.digest.handle, self._drawn.handle)
 
     def draws(self) -> bool:
         """Return whether its functions draw random numbers."""
@@ -200,6 +208,7 @@ class DatasetSource(Source):
         if "iterator" in state:
             self._open()
             load_iterator(self._iterator, state["iterator"])
+            self._count_drawn(taken)
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
         self._outside.restore(state)
@@ -214,6 +223,7 @@ class DatasetSource(Source):
         if not over:
             self._open()
             self._skip(taken)
+            self._count_drawn(taken)
             if taken:
                 _log.warning("Resumed the input by skipping %d batches.", taken)
 

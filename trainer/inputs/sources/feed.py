@@ -166,6 +166,7 @@ class FedSource(Source):
             self._feed = Feed(self._groups)
         if self._group is None:
             self._group, self._first = self._feed.take(), 0
+            self.read = self.position.taken + (self._group.steps if self._group else 0)
         if self._group is None:
             self.position.ended = True
             return None

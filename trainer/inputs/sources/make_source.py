@@ -46,6 +46,7 @@ def make_source(
     other: Source | None = None,
     resumable: bool = True,
     custom_step: bool = False,
+    call: str = "fit",
 ) -> Source:
     """Make the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
@@ -63,6 +64,7 @@ def make_source(
         other: another source of the same fit; arrays that both get are held once.
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
         custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
+        call: what reads it, which is the same on all workers.
 
     Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
@@ -80,7 +82,7 @@ def make_source(
     kind = kind_of(x)
     if kind == "Keras data adapter":
         x = x.get_tf_dataset()
-    check_same_input(x, strategy, kind)
+    check_same_input(x, strategy, kind, call)
     if kind == "array":
         arrays = standard_arrays(x, y, sample_weight)
         samples = input_checks.same_samples(arrays)

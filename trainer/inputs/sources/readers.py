@@ -135,13 +135,15 @@ class IteratorReader:
 class ComparedIterator(NamedTuple):
     """An iterator for `IteratorReader` whose batches go into a digest, which the workers compare.
 
-    `early` yields an Optional for each batch: the first, compared before the first step; then no value. `digest` is
-    the handle of a variable, because the signature of a function takes no variable.
+    `early` yields an Optional for each batch: the first, compared before the first step; then no value. `digest` and
+    `drawn` (int64 `(2,)`: the batches of this pass so far, and whether it has ended) are the handles of variables,
+    because the signature of a function takes no variable.
     """
 
     iterator: Any
     early: Any
     digest: Any
+    drawn: Any
 
     @property
     def element_spec(self) -> Any:
@@ -157,6 +159,8 @@ class ComparedIterator(NamedTuple):
         """Return the next batch, if there is one."""
         early = self.early.get_next()
         drawn = tf.cond(early.has_value(), lambda: early, self.iterator.get_next_as_optional)
+        exists = tf.cast(drawn.has_value(), tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self.drawn, value=tf.stack([exists, 1 - exists]))
         return map_optional(self._note, drawn, self.element_spec)
 
     def _note(self, batch: Any) -> Any:

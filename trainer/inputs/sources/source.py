@@ -74,6 +74,7 @@ class Source:
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
         owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+        read: int; batches of this pass that the host has read, where workers compare them.
         digest: int64 `(tensors, 2)`, of what was read so far, where workers read the same data and compare it; else None.
         class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
     """
@@ -91,6 +92,7 @@ class Source:
     home = ""
     inexact: str | None = None
     owned: Sequence[Any] = ()
+    read = 0
     digest: Any = None
     class_weights: ClassWeights | None = None
 

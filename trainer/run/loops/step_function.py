@@ -14,7 +14,7 @@ from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.replicas import copies_of, runs_in_threads
-from ....distribute.workers.peer_monitor import monitored_collective
+from ....distribute.workers.peer_monitor import monitor_call
 from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
@@ -78,7 +78,7 @@ class StepFunction:
             (function, arguments, _), familiar = self.find_compiled(chunk)
             self.reached_steps.assign(0, read_value=False)
             with (
-                monitored_collective(familiar),
+                monitor_call(familiar, getattr(chunk.inputs, "drawn", None)),
                 note_step(self.count_reached, call.first + done),
                 self._optimization(),
             ):
