@@ -277,6 +277,5 @@ class Calls:
         stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
         steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
         if stopped:
-            self._workers.settle(0, steps.source)
             self._workers.check_read(steps.source)
         return stopped or steps.replaced

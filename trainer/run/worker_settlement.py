@@ -69,6 +69,7 @@ class Workers:
     def check_read(self, source: Source) -> None:
         """Reject datasets that yielded different batches on different workers, at the end of a pass."""
         if isinstance(source, DatasetSource):
+            self.settle(0, source)
             check_same_data(source, self._strategy, whole=True)
 
 
