@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mesh_in_parts import MeshParts
+from partition_in_parts import Parts
 
 from unisono.compat.tensorflow_graphs.one_device import find_distributed_variable
 from unisono.trainer.partition.labels import REPLICATED
@@ -100,6 +101,18 @@ def test_labels_among_the_largest_of_odd_scores_are_those_of_one_device():
 
     parts = MeshParts(fn, [scores, labels], [(np.zeros((1, CLASSES), "float32"), 1)])
     parts.check([(4, 3), (6, 0, 1)])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_samples_among_the_nearest_of_a_batch_match_one_device(transposed):
+    """The classes are samples, and so along the axis of the batch."""
+
+    def fn(x):
+        scores = tf.cast(tf.matmul(x, x * 0.5 + tf.reverse(x, [0]), transpose_b=True), tf.float32)
+        scores = tf.transpose(scores) if transposed else scores
+        return tf.math.in_top_k(tf.range(tf.shape(x)[0]), scores, 3)
+
+    Parts(fn, STATES[:, 0]).check()
 
 
 LOOKUPS = {
