@@ -76,7 +76,7 @@ def test_draws_along_a_model_are_those_of_one_device(name):
 
 
 def test_backward_pass_of_dropout_reads_a_part_of_the_mask():
-    """The draw and its mask are whole for a moment; what is kept for the backward pass is not."""
+    """A replica draws the mask of all parts, and keeps its own for the backward pass."""
     parts = MeshParts(with_gradient(dropped), [BATCH, SEED], [(KERNEL, 1)])
     values, nodes = parts.program.values, [n for n in parts.program.nodes if isinstance(n, Copy)]
     chosen = [node for node in nodes if node.op.type == "SelectV2"]
