@@ -7,6 +7,7 @@ import tensorflow as tf
 from ..compat.patches import add, wrap
 from .arguments import show, whole_number
 from .environment import replicas_per_worker
+from .hardware.devices import simulate_replicas
 from .workers.addresses import split_address
 from .workers.cluster import ClusterError, read_cluster
 from .workers.joining import check_trains, join_cluster
@@ -40,6 +41,8 @@ def initialize(
             "start the script with a launcher, such as `python -m unisono launch`."
         )
     check_trains(cluster)
+    if cluster.num_workers == 1:  # its devices are those of this process
+        simulate_replicas()
     wrap("list_devices", _list_devices)
 
 

@@ -87,10 +87,12 @@ def check_home(model: TrainedModel, method: str) -> None:
     home = strategy_of(model)
     check_strategy(home)
     if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
+        other = "build it in `unisono.distribute.strategy_of(distribution).scope()`"
+        other = other if model._pipeline is None else "leave out the Pipeline"
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
-            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: build it in "
-            "`unisono.distribute.strategy_of(distribution).scope()`, or call keras.distribution.set_distribution(None)."
+            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: {other}, "
+            "or call keras.distribution.set_distribution(None)."
         )
     for variable in model.variables:
         value = raw_value(variable)
@@ -151,7 +153,9 @@ def check_compiles(model: TrainedModel, method: str) -> None:
 
 def _find_scope(model: TrainedModel) -> str:
     home = strategy_of(model)
-    return "outside any scope" if home is None else f"under {_name(home)}"
+    if home is None:
+        return "outside any scope" if model._pipeline is None else "for a Pipeline"
+    return f"under {_name(home)}"
 
 
 def _name(strategy: Any) -> str:

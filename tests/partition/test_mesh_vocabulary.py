@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from mesh_in_parts import MeshParts
+from partition_in_parts import Parts
 
 from unisono.compat.tensorflow_graphs.one_device import find_distributed_variable
 from unisono.trainer.partition.labels import REPLICATED
@@ -48,6 +49,11 @@ def of_probabilities(logits, classes):
     return sparse(tf.math.log(shares), classes)  # as Keras does
 
 
+def among_best(logits, classes):
+    logits = tf.cast(tf.reshape(logits, [-1, CLASSES]), tf.float32)
+    return mean(tf.cast(tf.math.in_top_k(tf.reshape(classes, [-1]), logits, 3), tf.float64))
+
+
 HEADS = {  # each exchanges a few numbers for each token
     "sparse": lambda x, y, w: sparse(x @ w, y),
     "dense": lambda x, y, w: dense(x @ w, y),
@@ -55,6 +61,7 @@ HEADS = {  # each exchanges a few numbers for each token
     "probabilities": lambda x, y, w: of_probabilities(x @ w, y),
     "squared shares": lambda x, y, w: mean(tf.nn.softmax(x @ w) ** 2),
     "largest": lambda x, y, w: mean(tf.cast(tf.argmax(x @ w, -1) == y, w.dtype)) + mean((x @ w) ** 2),
+    "three largest": lambda x, y, w: among_best(x @ w, y) + mean((x @ w) ** 2),
     "log-sum-exp": lambda x, y, w: mean(tf.reduce_logsumexp(x @ w, -1)),
 }
 
@@ -82,6 +89,30 @@ def test_head_with_divided_classes_is_never_whole(name, count):
     parts = MeshParts(with_gradient(HEADS[name]), [STATES, NEXT], [(HEAD, 1)], count)
     parts.check([(4, 3), (6, 0, 1)])
     check_sizes(parts, STATES[0].size)
+
+
+def test_labels_among_the_largest_of_odd_scores_are_those_of_one_device():
+    scores = R.integers(0, 3, (7, CLASSES)).astype("float32")  # many are equal
+    scores[1, 2], scores[2, 5], scores[3, 0] = np.nan, np.inf, -np.inf
+    labels = np.array([0, 2, 3, 1, -1, CLASSES, 7], "int32")
+
+    def fn(x, y, w):
+        return [tf.math.in_top_k(y, x + w, k) for k in (0, 1, 3, 20)]
+
+    parts = MeshParts(fn, [scores, labels], [(np.zeros((1, CLASSES), "float32"), 1)])
+    parts.check([(4, 3), (6, 0, 1)])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_samples_among_the_nearest_of_a_batch_match_one_device(transposed):
+    """The classes are samples, and so along the axis of the batch."""
+
+    def fn(x):
+        scores = tf.cast(tf.matmul(x, x * 0.5 + tf.reverse(x, [0]), transpose_b=True), tf.float32)
+        scores = tf.transpose(scores) if transposed else scores
+        return tf.math.in_top_k(tf.range(tf.shape(x)[0]), scores, 3)
+
+    Parts(fn, STATES[:, 0]).check()
 
 
 LOOKUPS = {

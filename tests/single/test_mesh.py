@@ -170,3 +170,15 @@ def test_pipeline_in_a_distribution_raises():
         pytest.raises(ValueError, match="distribution"),
     ):
         small_model()
+
+
+def test_model_of_a_pipeline_is_not_said_to_be_built_outside_of_any_scope():
+    with unisono.distribute.Pipeline(["CPU:0", "CPU:1"], 2).scope():
+        model = small_model()
+    keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]))
+    with pytest.raises(ValueError, match="built for a Pipeline: leave out the Pipeline, or call keras"):
+        model.compile("sgd", "mse")
+    keras.distribution.set_distribution(None)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        with pytest.raises(ValueError, match="built for a Pipeline"):
+            model.compile("sgd", "mse")

@@ -1,5 +1,7 @@
 """`replica_step`: a custom loop matches a single device, whatever it uses of Keras."""
 
+import logging
+
 import helpers
 import keras
 import numpy as np
@@ -230,3 +232,32 @@ def test_a_model_of_ours_is_built_by_its_first_call_in_a_loop_without_the_wrappe
     assert model.built and int(optimizer.iterations.numpy()) == 1
     assert model(tf.ones([3, 2, 2])).shape == (3, 2), "any batch size"
     assert helpers.copies_are_equal(model.trainable_variables, strategy)
+
+
+def test_function_around_a_step_converts_no_code_of_the_library():
+    """AutoGraph, which converts what a `tf.function` calls, warns of code that it does not support."""
+    warnings = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = unisono.Sequential(
+            [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+        )
+        model.compile(unisono.optimizers.SGD(0.1, use_ema=True), "mse")
+
+    @unisono.replica_step
+    def step(x):
+        if tf.reduce_sum(x) > 0:  # this is converted
+            x = x * 2
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        model.optimizer.minimize(loss, model.trainable_variables, tape=tape)
+        return loss
+
+    tf.get_logger().addHandler(handler)
+    try:
+        tf.function(lambda: strategy.run(step, args=(tf.ones((3, 4)),)))()
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not [each for each in warnings if "AutoGraph" in each]

@@ -26,11 +26,14 @@ class Run:
 
     def __init__(self, launch_forks, folder):
         self._launch, self.folder, self.launched = launch_forks, folder, []
+        self.words = ()
         self._common = ("--nnodes", "1:2", "--rdzv-endpoint", f"127.0.0.1:{free_ports(1)[0]}")
 
     def start(self, timeout, epochs, *options):
         self.launched.append(
-            self._launch(*self._common, "--timeout", timeout, *options, PROGRAM, self.folder, epochs)
+            self._launch(
+                *self._common, "--timeout", timeout, *options, PROGRAM, self.folder, epochs, *self.words
+            )
         )
         return len(self.launched) - 1
 
@@ -134,6 +137,29 @@ def test_machine_that_comes_back_gives_the_same_bits_as_one_that_never_left(run,
     assert sorted(found) == sorted(expected) == ["0 of 2", "1 of 2"]
     for place, weights in found.items():
         assert weights.tobytes() == expected[place].tobytes()
+
+
+@pytest.mark.long
+def test_mesh_whose_batch_axis_shrinks_and_grows_has_the_weights_of_one_process(run, undisturbed):
+    """Two workers with two devices, then one, then two again: the batch is divided by two, by one, and by two."""
+    run.hold(1, 3)
+    start = lambda: run.start(60, 5, "--replicas-per-worker", 2)  # noqa: E731
+    run.words = ("mesh",)
+    first, second = start(), start()
+    run.wait_for(first, "epoch 1 as 0 of 2")
+    run.kill(second)
+    run.release(1)
+    run.wait_for(first, "epoch 3 as 0 of 1")
+    third = start()
+    run.wait_for(third, "waiting until the run")
+    run.release(3)
+    printed = run.end(first, third)
+    assert "epoch 4 as 0 of 2" in printed[0]
+    found = weights_of("\n".join(printed))
+    assert sorted(found) == ["0 of 2", "1 of 2"], printed
+    expected = undisturbed(5)
+    for weights in found.values():
+        np.testing.assert_allclose(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 @pytest.mark.long

@@ -172,21 +172,17 @@ def _let_gathers_wait(program: Program) -> None:
 
 def _let_gradients_wait(program: Program, most: int) -> None:
     """Let the backward pass wait for the sums of the gradients before the last packs."""
-    packs: list[tuple[int, tf.DType, int]] = []
-    waiting: set[int] = set()
-    sums: tuple[int, ...] = ()
-    arrived = 0
+    sent, sizes, packs = list[int](), list[tuple[int, tf.DType]](), list[list[int]]()
+    waiting, sums, arrived, due = set[int](), tuple[int, ...](), 0, 0
     for node in program.nodes:
         if _is_scatter(program, node):
-            value = program.values[node.outputs[0]]
-            size = int(tf.TensorShape(value.shape).num_elements() or 0) * value.dtype.size
-            if packs and packs[-1][1] == value.dtype and packs[-1][0] + size <= most:
-                size += packs.pop()[0]
-            packs.append((size, value.dtype, node.outputs[0]))
+            sent += node.outputs
+            sizes.append(_size_of(program, node.outputs[0], most))
+            packs = pack_neighbours(sizes, most)
+            due = _number_to_come([sum(sizes[n][0] for n in pack) for pack in packs], most)
             continue
-        if (due := _number_to_come(packs, most)) > arrived:
-            sums, waiting = tuple(total for _, _, total in packs[arrived:due]), set()
-            arrived = due
+        if due > arrived:
+            sums, waiting, arrived = tuple(sent[pack[-1]] for pack in packs[arrived:due]), set(), due
         if not waiting.isdisjoint(node.inputs):
             waiting.update(node.outputs)
         elif sums and _reads_numbers(node) and node.inputs and not program.find_fixed(node):
@@ -202,21 +198,25 @@ def _let_sums_share_packs(program: Program, most: int) -> None:
         for at, node in (makers[number] for number in apply.inputs if number in makers):
             if isinstance(node, Convert) and program.labels_around(node) == (PARTIAL_SUM, REPLICATED):
                 alike.setdefault((node.axis, program.values[node.source].dtype), []).append((at, node))
-        for (_, dtype), sums in alike.items():
-            shapes = [program.local_shape(node.source) or [None] for _, node in sums]
-            sizes = [
-                math.prod(n if isinstance(n, int) else most for n in shape) * dtype.size for shape in shapes
-            ]
-            for pack in pack_neighbours([(size, dtype) for size in sizes], most):
+        for sums in alike.values():
+            sizes = [_size_of(program, node.source, most) for _, node in sums]
+            for pack in pack_neighbours(sizes, most):
                 sources = [sums[n][1].source for n in pack]
                 for at, node in (sums[n] for n in pack):
                     node.after = tuple(n for n in sources if makers.get(n, (0,))[0] < at and n != node.source)
 
 
-def _number_to_come(packs: Sequence[tuple[int, tf.DType, int]], most: int) -> int:
+def _size_of(program: Program, number: int, most: int) -> tuple[int, tf.DType]:
+    """Return the bytes of a replica's part of a value, with `most` for an extent that is not known, and its dtype."""
+    shape, dtype = program.local_shape(number), program.values[number].dtype
+    extents = [n if isinstance(n, int) else most for n in ([None] if shape is None else shape)]
+    return math.prod(extents) * dtype.size, dtype
+
+
+def _number_to_come(packs: Sequence[int], most: int) -> int:
     """Return how many packs to wait for: after them the largest one and the bytes of one more may be in flight."""
     in_flight = largest = 0
-    for number, (size, _, _) in reversed([*enumerate(packs, 1)]):
+    for number, size in reversed([*enumerate(packs, 1)]):
         in_flight, largest = in_flight + size, max(largest, size)
         if in_flight - largest > most:
             return number

@@ -150,7 +150,8 @@ class Values:
         if (number, axis, want) in self.made:
             return self.made[number, axis, want]
         if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
-            return self._make_whole(number)
+            copy = self.again[number]  # of replicated inputs alone
+            return self._repeat(copy, number, 0, REPLICATED, [REPLICATED] * len(copy.inputs))
         if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
             return part
         if is_stored(want) and have == STATISTIC:
@@ -180,14 +181,19 @@ class Values:
         """Return a part of a value that is the same along an axis of the mesh; its operation makes only this part."""
         copy = self.makers.get(number)
         wants = self._find_wants_of_part(copy, number, axis, want)
-        if copy is None or wants is None:
-            return None
-        inputs = [self._along(axis, each, own, copy.op) for each, own in zip(copy.inputs, wants)]
-        value = self.program.values[number]
-        target = self.add(dataclasses.replace(value, labels=with_label(value.labels, axis, want), free=False))
-        made = [with_label(copy.made[0], axis, want)]
-        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made))
-        self.made[number, axis, want] = target
+        return None if copy is None or wants is None else self._repeat(copy, number, axis, want, wants)
+
+    def _repeat(self, copy: Copy, number: int, axis: int, label: Label, wants: Sequence[Label | None]) -> int:
+        """Return another label of a value along an axis of the mesh: its operation runs once more, on inputs like these."""
+        inputs = [self._along(axis, each, want, copy.op) for each, want in zip(copy.inputs, wants)]
+        value, made = self.program.values[number], [with_label(copy.made[0], axis, label)]
+        target = self.add(
+            dataclasses.replace(value, labels=with_label(value.labels, axis, label), free=False)
+        )
+        of_samples = copy.of_samples and axis > 0
+        again = dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=of_samples)
+        self.program.nodes.append(again)
+        self.made[number, axis, label] = target
         return target
 
     def _find_wants_of_part(
@@ -224,21 +230,6 @@ class Values:
         if id(tensor) not in self.states or self.label(number) != STATISTIC:
             return number
         return self.convert(self.convert(number, [MEAN_OF_STATISTICS], cause), [REPLICATED], cause)
-
-    def _make_whole(self, number: int) -> int:
-        """Return the whole of a value made of replicated inputs alone: its operations run once more, on whole inputs."""
-        copy = self.again[number]
-        value = self.program.values[number]
-        target = self.add(
-            dataclasses.replace(value, labels=with_label(value.labels, 0, REPLICATED), free=False)
-        )
-        inputs = [self.convert(each, [REPLICATED], copy.op) for each in copy.inputs]
-        made = [with_label(copy.made[0], 0, REPLICATED)]
-        self.program.nodes.append(
-            dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=False)
-        )
-        self.made[number, 0, REPLICATED] = target
-        return target
 
 
 def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | None:

@@ -18,6 +18,7 @@ from ...compat.keras_private.training import (
     unpack_x_y_sample_weight,
 )
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
+from ...compat.tensorflow_graphs.graphs import leave_as_written
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
@@ -73,7 +74,7 @@ def replica_function(
                 writes.make(step)
         return results
 
-    return run_on_replica
+    return leave_as_written(run_on_replica)
 
 
 def default_train_step(self: TrainedModel, data: Any) -> dict[str, Any]:

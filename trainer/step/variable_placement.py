@@ -64,10 +64,12 @@ def remember_distribution(model: TrainedModel) -> None:
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
     """Return the strategy of the current scope, of a distribution of Keras that is or was set, or of the variables."""
+    if model._pipeline is not None:
+        return None
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
     distribution = record_of(model).distribution or keras.distribution.distribution()
-    if distribution is not None and model._pipeline is None:
+    if distribution is not None:
         return keras_distribution.strategy_of(distribution)
     owners = (getattr(raw_value(variable), "distribute_strategy", None) for variable in model.variables)
     return next((owner for owner in owners if owner is not None), None)

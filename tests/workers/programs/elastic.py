@@ -1,4 +1,6 @@
-"""A worker of an elastic launch: `elastic.py OUT EPOCHS [eager]` trains in float64, and prints its place and its weights.
+"""A worker of an elastic launch: `elastic.py OUT EPOCHS [eager] [mesh]` trains in float64, and prints its place and weights.
+
+With "mesh", weights are divided over pairs of devices, and over all workers.
 
 Before an epoch for which there is a file OUT/hold-EPOCH it waits until that is gone.
 """
@@ -15,9 +17,16 @@ import unisono
 out, epochs = sys.argv[1], int(sys.argv[2])
 keras.backend.set_floatx("float64")
 keras.utils.set_random_seed(1)
+if "mesh" in sys.argv:
+    keras.distribution.initialize()
+    replicas = len(keras.distribution.list_devices()) // 2
+    layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((replicas, 2), ("batch", "model")))
+    layouts["dense/kernel"], layouts["dense_1/kernel"] = ("batch", "model"), ("model", None)
+    distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    keras.distribution.set_distribution(distribution)
 strategy = unisono.distribute.auto_strategy()
 with strategy.scope():
-    model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)])
+    model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
     model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=False, run_eagerly="eager" in sys.argv)
 x = np.random.default_rng(1).normal(size=(20, 4))
 place = f"{unisono.distribute.worker_index()} of {unisono.distribute.num_workers()}"

@@ -20,6 +20,7 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
         "Softmax": _softmax,
         "LogSoftmax": _softmax,
         "ArgMax": _first_largest,
+        "InTopKV2": _among_largest,
     }.get(op.type)
     found = None if function is None else function(op, values)
     return None if found is None else graph_of(found, op.inputs)
@@ -110,3 +111,20 @@ def _first_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., l
         return [tf.reduce_min(tf.where(largest, places, extent - 1), axis)]
 
     return position
+
+
+def _among_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return whether each label is one of the `k` largest of divided classes, as sums over the classes."""
+    if not _is_divided(values[0], 1):
+        return None
+
+    def among(scores: tf.Tensor, labels: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
+        classes = tf.shape(scores, k.dtype)[1]
+        own = tf.where(tf.one_hot(labels, tf.cast(classes, tf.int32), True, False), scores, 0)
+        larger = tf.cast(scores > tf.reduce_sum(own, 1, True), k.dtype)
+        counted = tf.where(
+            tf.math.is_finite(scores), larger, k
+        )  # no label is among numbers that are not finite
+        return [(tf.reduce_sum(counted, 1) < k) & (labels >= 0) & (labels < classes)]
+
+    return among
