@@ -68,7 +68,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_cloned_datasets _original_dataset _strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets _strategy",
-    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_collective_keys _collective_ops _devices",
+    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
     f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
@@ -105,6 +105,9 @@ OVERRIDDEN = {
         "_update_model_variables_moving_average": _COPIES,
         "_clip_gradients": "gradients are clipped after the all-reduce",
         "_get_current_learning_rate": "a schedule counts updates, not calls",
+    },
+    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": {
+        "_all_gather": "the ring of CPUs ends the process where it gathers nothing"
     },
     "keras:Model": {"_maybe_build": "a model that replicas call first is built once, and not in their graph"},
     "keras:callbacks.ModelCheckpoint": {
