@@ -128,6 +128,8 @@ OVERRIDDEN = {
     },
     "tensorflow.python.framework.ops:Graph": {
         "_add_new_tf_operations": "operations of a graph for shapes alone need no devices, which cost most of the time",
+        "_get_function": "functions in functions, of many levels, would each have the functions of all deeper levels",
+        "_add_function_recursive": "functions in functions, of many levels, would each have those of all deeper levels",
     },
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": {
         "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",
