@@ -47,7 +47,7 @@ class _Launcher(CollectiveReplicaLauncher):
     """Launches the collectives of a replica. TensorFlow's ring ends the process where it gathers nothing."""
 
     def _all_gather(self, input_tensor: Any, options: Any) -> Any:
-        """Gather tensors of one shape, with 1 in place of each extent of 0: the first axis times the replicas."""
+        """Gather tensors of one shape, with 1 instead of each extent of 0; the first axis grows."""
         if input_tensor.shape.num_elements():
             return super()._all_gather(input_tensor, options)
         with tf.device(self._device):
@@ -64,6 +64,12 @@ def prepare_collectives(strategy: Any) -> None:
     """Let a strategy gather nothing, and give a `MirroredStrategy` a group: it has one size for the life of a process."""
     if strategy in _prepared:
         return
+    way, devices = getattr(strategy.extended, "_cross_device_ops", None), strategy.extended.worker_devices
+    if isinstance(way, tf.distribute.HierarchicalCopyAllReduce) and len(devices) % 2:
+        raise ValueError(
+            f"cross_device_ops=HierarchicalCopyAllReduce() adds two halves of the devices, and so leaves out the last of "
+            f"{len(devices)}: pass an even number of devices, or leave out `cross_device_ops`."
+        )
     _prepared.add(strategy)
     launchers = [n for each in vars(strategy.extended).values() for n in getattr(each, "_launchers", ())]
     for launcher in launchers:

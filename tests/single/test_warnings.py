@@ -342,9 +342,9 @@ def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
     class WithLogs(GradientsOfItsOwn, unisono.Sequential):
         pass
 
-    model = WithLogs([keras.Input((3,)), keras.layers.Dense(1)])
+    model = WithLogs([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
-    model.fit(*arrays(), batch_size=4, verbose=0)
+    model.fit(*arrays(), batch_size=4, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()])
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

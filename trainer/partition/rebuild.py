@@ -218,14 +218,12 @@ class _Copier:
             each.kind == "within" for each in values[node.inputs[1]].labels
         ):
             given[1], found = _own_rows(*given)
-        if (
-            node.op.type == "SoftmaxCrossEntropyWithLogits"
-            and len({str(values[n].shape) for n in node.inputs}) > 1
-        ):
-            size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
-            given = [
-                tf.broadcast_to(each, size) for each in given
-            ]  # TensorFlow expects outputs of one row for one
+        shapes = [values[number].shape for number in node.inputs]
+        if node.op.type == "SoftmaxCrossEntropyWithLogits" and shapes[0] != shapes[1]:
+            size = tf.broadcast_dynamic_shape(
+                *map(tf.shape, given)
+            )  # TensorFlow expects outputs of one sample
+            given = [tf.broadcast_to(each, size) for each in given]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
