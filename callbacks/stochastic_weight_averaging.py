@@ -141,4 +141,4 @@ class StochasticWeightAveraging(keras.callbacks.Callback):
 
 def _add_to(sums: list[np.ndarray], variables: list[Any]) -> None:
     for total, variable in zip(sums, variables, strict=True):
-        total += keras.ops.convert_to_numpy(variable.value)
+        total += variable.numpy()

@@ -68,7 +68,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_cloned_datasets _original_dataset _strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets _strategy",
-    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_collective_keys _collective_ops _devices",
+    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
     f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
@@ -106,6 +106,9 @@ OVERRIDDEN = {
         "_clip_gradients": "gradients are clipped after the all-reduce",
         "_get_current_learning_rate": "a schedule counts updates, not calls",
     },
+    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": {
+        "_all_gather": "the ring of CPUs ends the process where it gathers nothing"
+    },
     "keras:Model": {"_maybe_build": "a model that replicas call first is built once, and not in their graph"},
     "keras:callbacks.ModelCheckpoint": {
         "_save_model": "files are written atomically, by the chief, and the best are kept",
@@ -125,6 +128,8 @@ OVERRIDDEN = {
     },
     "tensorflow.python.framework.ops:Graph": {
         "_add_new_tf_operations": "operations of a graph for shapes alone need no devices, which cost most of the time",
+        "_get_function": "functions in functions, of many levels, would each have the functions of all deeper levels",
+        "_add_function_recursive": "functions in functions, of many levels, would each have those of all deeper levels",
     },
     f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": {
         "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",

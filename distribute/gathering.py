@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
-from ..compat.tensorflow_private.strategies import give_collectives_a_group
+from ..compat.tensorflow_private.strategies import prepare_collectives
 from .arguments import show
-from .replicas import all_reduce_sum_packed, find_carrier, num_replicas
+from .replicas import all_reduce_sum_packed, from_carrier, num_replicas, to_carrier
 from .step_context import StepContext, current_step, note_collective, this_step
 
 
@@ -145,19 +145,10 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     """Return `value` of all replicas, concatenated along the first axis."""
     if value.dtype == tf.string:
         return _gather_strings(value)
-    if value.dtype.is_complex:
-        part = tf.float64 if value.dtype == tf.complex128 else tf.float32
-        return tf.complex(*[_all_gather(tf.cast(f(value), part)) for f in (tf.math.real, tf.math.imag)])
-    wide = find_carrier(value.dtype)
-    if wide != value.dtype:
-        return tf.cast(_all_gather(tf.cast(value, wide)), value.dtype)
     note_collective([value])
     context = tf.distribute.get_replica_context()
-    give_collectives_a_group(context.strategy)
-    # TensorFlow's ring ends the process where all parts are empty, so the first one is never: its zeros are dropped again.
-    added = tf.cast(tf.equal(context.replica_id_in_sync_group, 0), tf.int32)
-    part = tf.pad(value, [[added, 0], *[[0, 0]] * (value.shape.rank - 1)])
-    return context.all_gather(part, axis=0)[1:]
+    prepare_collectives(context.strategy)
+    return from_carrier(context.all_gather(to_carrier(value), axis=0), value.dtype)
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.tensorflow_private.strategies import PerReplica, gather_in_group, launcher_in_group
-from .replicas import find_carrier, local_replica_index
+from .replicas import from_carrier, local_replica_index, to_carrier
 from .step_context import note_collective
 from .workers.agreement import first_local_replica, spans_workers
 
@@ -289,11 +289,7 @@ def combine_in_groups(
 
 def _launch(launcher: Any, tensor: tf.Tensor, concat: int | None, equal: bool) -> tf.Tensor:
     """Return a replica's collective with its group, over workers; `equal`: the shapes of the group are."""
-    sent = tf.cast(tensor, find_carrier(tensor.dtype))
     if concat is None:
-        return tf.cast(launcher.all_reduce(sent), tensor.dtype)
-    whole = gather_in_group(launcher, sent, concat, equal)
-    return tf.cast(
-        tf.ensure_shape(whole, [None if n == concat else size for n, size in enumerate(tensor.shape)]),
-        tensor.dtype,
-    )
+        return from_carrier(launcher.all_reduce(to_carrier(tensor)), tensor.dtype)
+    whole = from_carrier(gather_in_group(launcher, to_carrier(tensor), concat, equal), tensor.dtype)
+    return tf.ensure_shape(whole, [None if n == concat else size for n, size in enumerate(tensor.shape)])

@@ -9,16 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.tensorflow_graphs.graphs import graph_function
-from ..compat.tensorflow_private.strategies import (
-    bytes_per_pack,
-    find_traced_replica,
-    give_collectives_a_group,
-)
+from ..compat.tensorflow_private.strategies import bytes_per_pack, find_traced_replica, prepare_collectives
 from .hardware.devices import is_gpu
 from .parameter_servers.updates import on_parameter_servers, update_on_servers
 from .step_context import note_collective
 
-_CARRIED = (tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128, tf.int32, tf.int64)
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _BYTES_PER_PACK = 2**20
 _BYTES_PER_PACK_OF_GPUS = 25 * 2**20
 """PyTorch's DistributedDataParallel uses it for NCCL: large enough for the links, several in a backward pass."""
@@ -62,18 +58,13 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if not tensors or num_replicas() == 1:
         return tensors
     if any(tensor.dtype.is_complex for tensor in tensors):  # which collectives cannot add
-        parts = [
-            part
-            for t in tensors
-            for part in ([tf.math.real(t), tf.math.imag(t)] if t.dtype.is_complex else [t])
-        ]
-        sums = iter(all_reduce_sum(parts))
-        return [tf.complex(next(sums), next(sums)) if t.dtype.is_complex else next(sums) for t in tensors]
+        sums = all_reduce_sum([to_carrier(t) if t.dtype.is_complex else t for t in tensors])
+        return [from_carrier(s, t.dtype) if t.dtype.is_complex else s for s, t in zip(sums, tensors)]
     note_collective(
         t.indices if isinstance(t, tf.IndexedSlices) else t for t in tensors
     )  # slices are gathered
     context = tf.distribute.get_replica_context()
-    give_collectives_a_group(context.strategy)
+    prepare_collectives(context.strategy)
     result: list[Any] = [None] * len(tensors)
     for group in _by_dtype(tensors):  # over several workers TensorFlow packs its inputs into one tensor
         parts = [_on_this_device(tensors[i]) for i in group]
@@ -236,18 +227,24 @@ def of_first_replica(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tensors)
     first = tf.equal(replica_id(), 0)
     known = tf.get_static_value(first)
-    sent = [tf.cast(t, find_carrier(t.dtype)) for t in tensors]
+    sent = [*map(to_carrier, tensors)]
     if known is None:
         sent = [tf.where(first, t, tf.zeros_like(t)) for t in sent]
     elif not known:
         sent = [*map(tf.zeros_like, sent)]
-    return [tf.cast(total, t.dtype) for total, t in zip(all_reduce_sum_packed(sent), tensors)]
+    return [from_carrier(total, t.dtype) for total, t in zip(all_reduce_sum_packed(sent), tensors)]
 
 
-def find_carrier(dtype: tf.DType) -> tf.DType:
-    """Return the dtype in which collectives carry numbers of `dtype`: one that they know and that holds all of them."""
+def to_carrier(tensor: tf.Tensor) -> tf.Tensor:
+    """Return numbers in a dtype that collectives know and that holds all of them; complex ones as two along a last axis."""
+    dtype = tensor.dtype
+    if dtype.is_complex:
+        return tf.bitcast(tensor, dtype.real_dtype)
     if dtype in _CARRIED:
-        return dtype
-    if dtype.is_floating:
-        return tf.float32
-    return tf.int64 if dtype.size >= 4 else tf.int32
+        return tensor
+    return tf.cast(tensor, tf.float32 if dtype.is_floating else tf.int64 if dtype.size >= 4 else tf.int32)
+
+
+def from_carrier(sent: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return what a collective has made of `to_carrier`, in the dtype that was given to that."""
+    return tf.bitcast(sent, dtype) if dtype.is_complex else tf.cast(sent, dtype)

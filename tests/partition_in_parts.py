@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import numpy as np
 import tensorflow as tf
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_device
+from unisono.distribute.replicas import local_replica_index
+from unisono.distribute.step_context import ReplicaSamples, StepContext, step_scope
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuilt
+from unisono.trainer.partition.steps.step_collectives import run_with_collectives
 
 __all__ = ["UNEVEN", "NotPartitioned", "Parts", "types_of"]
 
@@ -75,19 +81,35 @@ class Parts:
         return run.get_concrete_function()
 
     def _run_parts(self, tensors, samples):
-        runs, start = [], 0
-        total = sum(samples) if isinstance(samples[0], int) else tf.add_n(samples)
-        for number, count in enumerate(samples):
-            replica = Replica(number, len(samples), count, total, start)
-            least = min if isinstance(total, int) else tf.minimum
-            begin = least(start, total - replica.held)
-            mine = []
-            for tensor in tensors:
-                each = _extent(tensor) // total if tensor.shape.rank else None
-                mine.append(tensor if each is None else tensor[begin * each : (begin + replica.held) * each])
-            runs.append(rebuilt(self.program, mine, replica))
-            start += count
-        return _together(runs)
+        """The outputs of each replica, whose requests are answered here."""
+        return _together([self._run_part(tensors, samples, number)[1] for number in range(len(samples))])
+
+    def run_on_strategy(self, tensors, samples):
+        """The same, with the collectives of a `MirroredStrategy`; put in the place of `_run_parts`."""
+        strategy = _mirrored(len(samples))
+
+        def run():
+            replica, run = self._run_part(tensors, samples, local_replica_index())
+            step = {field.name: getattr(replica, field.name) for field in dataclasses.fields(ReplicaSamples)}
+            with step_scope(StepContext(**step)):
+                return run_with_collectives(run)
+
+        found = [strategy.experimental_local_results(output) for output in strategy.run(run)]
+        return [list(each) for each in zip(*found)] or [[] for _ in samples]
+
+    def _run_part(self, tensors, samples, number):
+        start, total = (
+            sum(some) if isinstance(samples[0], int) else tf.add_n([tf.constant(0), *some])
+            for some in (samples[:number], samples)
+        )
+        replica = Replica(number, len(samples), samples[number], total, start)
+        least = min if isinstance(total, int) else tf.minimum
+        begin = least(start, total - replica.held)
+        mine = []
+        for tensor in tensors:
+            each = _extent(tensor) // total if tensor.shape.rank else None
+            mine.append(tensor if each is None else tensor[begin * each : (begin + replica.held) * each])
+        return replica, rebuilt(self.program, mine, replica)
 
     def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
         """Asserts that replicas match one device (`whole`, where it is known), and each other bit for bit.
@@ -133,6 +155,12 @@ def types_of(graph):
         yield op.type
         for _, inner in subgraphs(op):
             yield from types_of(inner)
+
+
+@functools.cache
+def _mirrored(replicas):
+    """A strategy with TensorFlow's default collectives."""
+    return tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
 
 
 def _extent(tensor):

@@ -14,7 +14,7 @@ from ..compat.keras_private.functional import pair_inputs
 from ..compat.keras_private.layers import find_captures, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
-from ..compat.tensorflow_private.strategies import give_collectives_a_group
+from ..compat.tensorflow_private.strategies import prepare_collectives
 from ..distribute import keras_distribution
 from ..distribute.arguments import number, show, truth, whole_number
 from ..distribute.environment import ELASTIC
@@ -46,7 +46,7 @@ def check_strategy(strategy: Any) -> None:
     """Reject a strategy whose variables and collectives are unknown (such as those of TensorFlow 1)."""
     if isinstance(strategy, _ON_THIS_MACHINE):
         check_exist(f"{type(strategy).__name__}", strategy.extended.worker_devices)
-        give_collectives_a_group(strategy)
+        prepare_collectives(strategy)
     if strategy is None or isinstance(strategy, _SUPPORTED):
         return
     raise ValueError(

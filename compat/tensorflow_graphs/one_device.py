@@ -181,6 +181,16 @@ def _take_function(graph: Any, source: Any, named: Any, functions: dict[str, str
         graph._add_function_recursive(source._get_function(named.name))
 
 
+class _Body(tf.__internal__.FuncGraph):
+    """A body of a branch or a loop. The graph around all bodies holds their functions: a library in each grows squared."""
+
+    def _get_function(self, name: str) -> Any:
+        return self.outer_graph._get_function(name)
+
+    def _add_function_recursive(self, function: Any, overwrite: bool = False) -> None:
+        self.outer_graph._add_function_recursive(function, overwrite)
+
+
 def new_function(
     name: str,
     like: Any,
@@ -193,7 +203,7 @@ def new_function(
     `build` makes the outputs from the inputs. `shapes` are those of the inputs of `like`, the `FuncGraph` that it replaces.
     `arguments` are those of its first call, which can have additional scalars.
     """
-    graph: Any = tf.__internal__.FuncGraph(f"{name}_{next(_numbers)}")
+    graph: Any = _Body(f"{name}_{next(_numbers)}")
     with graph.as_default():
         inputs = []
         for tensor, shape, argument in zip(like.inputs, shapes, arguments):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.distribute import device_util
+from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
 from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
@@ -39,18 +40,46 @@ def find_traced_replica() -> int | None:
 
 
 _first_group = itertools.count(1_000_000)
-_grouped: weakref.WeakSet[Any] = weakref.WeakSet()
+_prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def give_collectives_a_group(strategy: Any) -> None:
-    """Assign separate groups to a `MirroredStrategy`, because a group keeps its size for the life of a process."""
-    if not isinstance(strategy, tf.distribute.MirroredStrategy) or strategy in _grouped:
+class _Launcher(CollectiveReplicaLauncher):
+    """Launches the collectives of a replica. TensorFlow's ring ends the process where it gathers nothing."""
+
+    def _all_gather(self, input_tensor: Any, options: Any) -> Any:
+        """Gather tensors of one shape, with 1 instead of each extent of 0; the first axis grows."""
+        if input_tensor.shape.num_elements():
+            return super()._all_gather(input_tensor, options)
+        with tf.device(self._device):
+            shape = tf.shape(input_tensor)
+            with tf.device("CPU:0"):
+                begin = tf.zeros_like(shape)
+                added = tf.stack([begin, tf.cast(tf.equal(shape, 0), tf.int32)], 1)
+                size = tf.concat([shape[:1] * self._group_size, shape[1:]], 0)
+            rows = tf.slice(super()._all_gather(tf.pad(input_tensor, added), options), begin, size)
+            return tf.ensure_shape(rows, [None, *input_tensor.shape[1:]])
+
+
+def prepare_collectives(strategy: Any) -> None:
+    """Let a strategy gather nothing, and give a `MirroredStrategy` a group: it has one size for the life of a process."""
+    if strategy in _prepared:
         return
-    _grouped.add(strategy)
-    group, keys = next(_first_group), strategy.extended._collective_keys
-    for launcher in getattr(strategy.extended._collective_ops, "_launchers", ()):
-        keys._instance_key_table.setdefault(group, dict(keys._instance_key_table[launcher._group_key]))
-        launcher._group_key = group
+    way, devices = getattr(strategy.extended, "_cross_device_ops", None), strategy.extended.worker_devices
+    if isinstance(way, tf.distribute.HierarchicalCopyAllReduce) and len(devices) % 2:
+        raise ValueError(
+            f"cross_device_ops=HierarchicalCopyAllReduce() adds two halves of the devices, and so leaves out the last of "
+            f"{len(devices)}: pass an even number of devices, or leave out `cross_device_ops`."
+        )
+    _prepared.add(strategy)
+    launchers = [n for each in vars(strategy.extended).values() for n in getattr(each, "_launchers", ())]
+    for launcher in launchers:
+        launcher.__class__ = _Launcher
+    if isinstance(strategy, tf.distribute.MirroredStrategy):
+        group = next(_first_group)
+        for launcher in launchers:
+            table = launcher._collective_keys._instance_key_table
+            table.setdefault(group, dict(table[launcher._group_key]))
+            launcher._group_key = group
 
 
 def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
@@ -114,6 +143,7 @@ def pretend_replicas(count: int | None) -> Iterator[None]:
 
 def launchers_of(strategy: tf.distribute.Strategy) -> list[Any]:
     """Return the launchers of the replicas' collectives; they share keys and tokens, so that all run in one order."""
+    prepare_collectives(strategy)
     return list(strategy.extended._cross_device_ops._launchers)
 
 

@@ -12,6 +12,14 @@ INF, NAN = float("inf"), float("nan")
 DTYPES = ("uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "uint64")
 
 
+def _labels_of_one_sample(x):
+    labels = real([[0.1, 0.2, 0.3, 0.4]], x)
+    entropy = tf.raw_ops.SoftmaxCrossEntropyWithLogits
+    return gradient_of(
+        lambda z: tf.add_n([*map(total, entropy(features=z, labels=labels))]), tf.reshape(x, [-1, 4])
+    )
+
+
 def _nt_xent(x):
     z = tf.math.l2_normalize(tf.concat([x, tf.sin(x)], 0), 1)
     n2 = tf.shape(z)[0]
@@ -254,6 +262,7 @@ NUMBERS = {
     "not equal of other shapes": lambda x: raw.NotEqual(
         x=x[:, :2], y=x[:, :3], incompatible_shape_error=False
     ),
+    "cross-entropy with labels of one sample": _labels_of_one_sample,
     # complex numbers
     "complex sums": lambda c: [total(c), mean(c, 0), total(c) * 1j, tf.math.conj(total(c))],
     "parts of complex sums": lambda c: [tf.math.real(total(c)), tf.math.imag(mean(c)), tf.abs(total(c))],

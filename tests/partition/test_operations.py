@@ -14,6 +14,7 @@ from partition.drawn_case import Argument, Case, Step
 from partition.hand_written import ALL, BATCH_SIZES, program
 from partition.known import KNOWN, KNOWN_OPERATIONS
 from partition.operations import QUICK_SIZES, SIZES, Statement, draw, examine, operations, read, report
+from partition_in_parts import Parts
 
 BLOCKS = 24  # for the processes of pytest
 SHARE = 31  # one in so many operations is in `make test`
@@ -64,6 +65,20 @@ def _assert_drawn_are_right(names, seed, sizes, quick):
 def test_share_of_all_operations_matches_one_device():
     cases = _assert_drawn_are_right(DRAWN[::SHARE], 0, QUICK_SIZES, quick=True)
     assert len(cases) > 0.8 * len(DRAWN[::SHARE])
+
+
+def test_share_of_all_programs_matches_one_device_with_default_collectives(monkeypatch):
+    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    _assert_drawn_are_right(DRAWN[7 :: 5 * SHARE], 0, QUICK_SIZES, quick=True)
+    names = PROGRAMS[:: 4 * SHARE]
+    _assert_right(names, examine_all([program(name, QUICK_SIZES) for name in names], quick=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_operations_match_one_device_with_default_collectives(block, monkeypatch):
+    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    _assert_drawn_are_right(DRAWN[block::BLOCKS], 1, QUICK_SIZES, quick=True)
 
 
 @pytest.mark.long

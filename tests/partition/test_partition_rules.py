@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import keras
 import pytest
 import tensorflow as tf
 from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
+from unisono.compat.tensorflow_graphs.one_device import subgraphs
 from unisono.trainer.partition.program import Program, Value
 from unisono.trainer.partition.rebuild import whole_shape
 from unisono.trainer.partition.rules import RULES
@@ -22,6 +25,23 @@ def test_program_in_uneven_parts_matches_the_whole_and_communicates_as_little(na
     fn, *batch = PROGRAMS[name]
     parts = Parts(fn, *batch).check(tolerance=FLOAT32 if name in SINGLE else FLOAT64)
     assert parts.communicated == COMMUNICATED[name]
+
+
+def test_bodies_of_nested_branches_hold_no_functions_of_deeper_ones():
+    def deep(x, level=5):  # as `keras.ops.associative_scan`, which has 48 levels
+        further = tf.less(tf.reduce_sum(x), tf.cast(level - 3, x.dtype))
+        return tf.cond(
+            further, lambda: deep(tf.sin(x), level - 1) if level else x, lambda: tf.reverse(x, [0])
+        )
+
+    def find_bodies(graph):
+        for _, body in itertools.chain.from_iterable(map(subgraphs, graph.get_operations())):
+            yield body
+            yield from find_bodies(body)
+
+    parts = Parts(deep, X).check()
+    bodies = list(find_bodies(parts.traced_for(2).graph))
+    assert len(bodies) == 2 * 2 * 6 and not any(body._functions for body in bodies)
 
 
 def test_every_rule_is_used_by_a_program(monkeypatch):

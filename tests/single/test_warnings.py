@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Stop, StopAt, mirrored
+from helpers import GradientsOfItsOwn, Stop, StopAt, mirrored
 
 import unisono
 from unisono import callbacks
@@ -334,6 +334,17 @@ def gradients_for_all_that_is_trained(tmp_path, monkeypatch):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(frozen(np.zeros((2, 3), "float32")))
     frozen.optimizer.minimize(loss, frozen.trainable_variables, tape=tape)
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
+    class WithLogs(GradientsOfItsOwn, unisono.Sequential):
+        pass
+
+    model = WithLogs([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    model.fit(*arrays(), batch_size=4, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()])
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

@@ -81,6 +81,14 @@ STRATEGIES: dict[str, Use] = {
             ("Central", CentralStorage, [["GPU:8", "GPU:9"], "CPU:0"], "GPU:8", "does not exist"),
         )
     },
+    "Mirrored in two halves of three": (
+        _fit_under(
+            lambda: tf.distribute.MirroredStrategy(
+                [f"CPU:{n}" for n in range(3)], cross_device_ops=tf.distribute.HierarchicalCopyAllReduce()
+            )
+        ),
+        ("cross_device_ops=HierarchicalCopyAllReduce", "of 3:", "even number"),
+    ),
     **_each(
         "auto_strategy", distribute.auto_strategy, "communication_options", "CommunicationOptions", 7, "nccl"
     ),

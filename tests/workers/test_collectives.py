@@ -33,6 +33,9 @@ def test_collectives_on_workers_equal_one_device(start_workers, caplog, workers=
         np.testing.assert_array_equal(one["count"], np.full(replicas, 2))
         assert one["chief"].tolist() == [10.0, 0.1]
         assert one["cluster"].tolist() == [index == 0, workers, index, total]
+        assert one["nothing"].tolist() == [[0, 3], [3, 0], [0, 0]]
+        np.testing.assert_array_equal(one["waves"], np.full((replicas, 2), ids.sum() + total * 1j))
+        np.testing.assert_array_equal(one["every wave"], np.tile(np.repeat(ids + 1j, 2), (replicas, 1)))
         assert str(one["refused"]) == (
             "samples must be the same on all workers for the arguments of fit. Received: 13 on worker 0, 14 on worker 1. "
             "Run the same program with the same data everywhere."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -264,6 +265,9 @@ class Builder(Values):
         return builder, builder.walk(graph, own)
 
 
+_holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
 def find_needed_operations(graph: Any) -> set[str]:
     """Return the names of the operations that affect the results or side effects of a graph."""
     found: set[str] = set()
@@ -280,5 +284,10 @@ def find_needed_operations(graph: Any) -> set[str]:
 
 def _calls_optimizer(op: tf.Operation) -> bool:
     """Return whether an operation stands for a call of an optimizer, or a function that it holds has one that does."""
-    inner = (each for _, graph in subgraphs(op) for each in graph.get_operations())
-    return stands_for(op, APPLY) is not None or any(map(_calls_optimizer, inner))
+    return stands_for(op, APPLY) is not None or any(_holds_call(graph) for _, graph in subgraphs(op))
+
+
+def _holds_call(graph: Any) -> bool:
+    if graph not in _holding_calls:
+        _holding_calls[graph] = any(map(_calls_optimizer, graph.get_operations()))
+    return _holding_calls[graph]

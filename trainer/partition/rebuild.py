@@ -9,15 +9,10 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
-from ...compat.tensorflow_graphs.one_device import (
-    copy_into_graph,
-    new_function,
-    on_replica,
-    subgraphs,
-)
+from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
 from .conversions import Replica, after, local, scale_numbers, where
 from .exchange import Exchange, exchange
-from .labels import PARTIAL_SUM, REPLICATED, Labels, is_sharded, is_stored
+from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import READS
 from .program import (
     BRANCHES,
@@ -29,7 +24,9 @@ from .program import (
     MeshAxis,
     Node,
     Program,
+    Value,
 )
+from .sizes.size import Size
 from .sizes.size_arrays import at
 
 
@@ -221,6 +218,12 @@ class _Copier:
             each.kind == "within" for each in values[node.inputs[1]].labels
         ):
             given[1], found = _own_rows(*given)
+        shapes = [values[number].shape for number in node.inputs]
+        if node.op.type == "SoftmaxCrossEntropyWithLogits" and shapes[0] != shapes[1]:
+            size = tf.broadcast_dynamic_shape(
+                *map(tf.shape, given)
+            )  # TensorFlow expects outputs of one sample
+            given = [tf.broadcast_to(each, size) for each in given]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
@@ -231,7 +234,7 @@ class _Copier:
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
             label = values[number].label
             if not is_stored(label):
-                _set_shape(tensor, traced, values[number].labels, self._program.mesh)
+                _set_shape(tensor, traced, values[number], self._program.mesh)
             if node.op.type == "Where" and label.counts:
                 extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
                 first = extent * tf.cast(self._replica.samples_before, tf.int64) // held
@@ -275,12 +278,13 @@ def _loop_shape(given: Any, traced: Any) -> Any:
     return [None if b is None else a for a, b in zip(given.shape.as_list(), traced.shape.as_list())]
 
 
-def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, labels: Labels, mesh: Sequence[MeshAxis]) -> None:
+def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, value: Value, mesh: Sequence[MeshAxis]) -> None:
     """Repeat `set_shape` of the traced tensor, which is not an operation."""
     if traced.shape.rank is None or tensor.dtype in (tf.resource, tf.variant):
         return
     shape = traced.shape.as_list()
-    for label, axis in zip(labels, mesh):
+    shape = [None if isinstance(n, Size) else extent for n, extent in zip(value.shape or shape, shape)]
+    for label, axis in zip(value.labels, mesh):
         if is_sharded(label):
             whole = shape[label.axis]
             shape[label.axis] = None if axis.parts is None or whole is None else whole // axis.parts

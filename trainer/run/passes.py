@@ -88,7 +88,7 @@ class Pass:
             if logs.keys() - model._optimizer_logs().keys() != results.keys():
                 return logs
             mean = loss_tracker(model)
-            if any(metric is mean for metric in model.metrics) and not keras.ops.convert_to_numpy(mean.count):
+            if any(metric is mean for metric in model.metrics) and not mean.count.numpy():
                 results[mean.name] = logs[mean.name]
         return {**logs, **results}
 

@@ -11,6 +11,7 @@ from custom_loop import trained
 from tensorflow.python.eager import context
 
 from unisono.distribute import auto_strategy, global_mean, is_chief, num_workers, worker_index
+from unisono.distribute.mesh import combine_in_groups
 from unisono.distribute.replicas import (
     all_reduce_sum,
     all_reduce_sum_packed,
@@ -107,6 +108,22 @@ with strategy.scope():
     except ValueError as error:
         found["refused"] = str(error)
     found["cluster"] = [is_chief(), num_workers(), worker_index(), strategy.num_replicas_in_sync]
+
+
+@tf.function
+def of_a_mesh():
+    def on_replica():
+        me, one = tf.cast(replica_id(), tf.float32), tf.ones([])
+        nothing = tf.boolean_mask(tf.fill([2, 3], me), [me < 0, me < 0])
+        wave = tf.fill([2], tf.complex(me, one))
+        return combine_in_groups([nothing, tf.transpose(nothing), nothing[:, :0], wave, wave],
+                                 [0] * 5, [0, 1, 0, None, 0])  # fmt: skip
+
+    return strategy.run(on_replica)
+
+
+empty, empty_columns, narrow, found["waves"], found["every wave"] = map(local, of_a_mesh())
+found["nothing"] = [each[0].shape for each in (empty, empty_columns)] + [narrow[0].shape]
 for name, value in trained(strategy).items():
     found[f"loop {name}"] = value
 np.savez(f"{out}/worker-{worker_index()}.npz", **found)

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import plain_variable
-from ....distribute.replicas import all_reduce_sum_packed, find_carrier, local_replica_index
+from ....distribute.replicas import all_reduce_sum_packed, from_carrier, local_replica_index, to_carrier
 
 
 @dataclasses.dataclass
@@ -41,8 +41,8 @@ def whole(logs: dict[str, Any] | Shares) -> dict[str, Any]:
     def totals() -> list[tf.Tensor]:
         own = keras.tree.flatten(each[local_replica_index()])
         parts = [leaf for leaf, is_sum in zip(own, sums) if is_sum]
-        found = all_reduce_sum_packed([tf.cast(part, find_carrier(part.dtype)) for part in parts])
-        return [tf.cast(total, part.dtype) for total, part in zip(found, parts)]
+        found = all_reduce_sum_packed([*map(to_carrier, parts)])
+        return [from_carrier(total, part.dtype) for total, part in zip(found, parts)]
 
     found = iter(strategy.experimental_local_results(total)[0] for total in strategy.run(totals))
     leaves = zip(keras.tree.flatten(each[0]), sums)
