@@ -315,6 +315,7 @@ OVER_BOTH = MLP | {".*up/kernel": ("batch", "model"), ".*down/kernel": ("model",
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.short("clipnorm and accumulation", "rule of whole weights")
 def test_options_of_optimizers_work_on_parts(name):
     expected = of_options(OPTIONS[name]())
     with strategy_for((2, 2), OVER_BOTH).scope():
@@ -377,7 +378,7 @@ def of_sharded(optimizer, **options):
 
 @pytest.mark.parametrize("level", ["optimizer", "weights"])
 @pytest.mark.parametrize("shape", SHARDED, ids=str)
-@pytest.mark.short("(2, 2)-optimizer", "(2, 2)-weights")
+@pytest.mark.short("(2, 2)-weights")
 def test_state_is_divided_over_the_batch_within_each_part(shape, level, tmp_path):
     make = lambda: unisono.optimizers.Adam(0.05, global_clipnorm=0.5, weight_decay=0.01)  # noqa: E731
     _, expected = of_sharded(make())
@@ -401,7 +402,7 @@ def test_state_is_divided_over_the_batch_within_each_part(shape, level, tmp_path
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.short("clipnorm and accumulation", "loss scale")
+@pytest.mark.short("loss scale")
 def test_options_of_optimizers_work_on_state_over_both_axes(name):
     expected = of_options(OPTIONS[name]())
     for layouts in (MLP, OVER_BOTH):
