@@ -36,7 +36,7 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
 
 
 def ask_mpi(place: Place) -> tuple[str, ...]:
-    """The address of rank 0 by a broadcast of MPI, where mpi4py is installed for the same MPI; else a ClusterError."""
+    """Get the address of rank 0 by a broadcast of MPI, if mpi4py is installed for it; else raise a ClusterError."""
     with contextlib.suppress(ImportError, RuntimeError):
         world = importlib.import_module("mpi4py.MPI").COMM_WORLD if place.launcher == "mpirun" else None
         if world is not None and (world.rank, world.size) == (place.rank, place.size):

@@ -27,7 +27,7 @@ from .ticker import Ticker
 _SILENCE = 10.0  # seconds after which a connection to a peer is lost if nothing that was sent is acknowledged
 _SLOWER = 10.0
 SAME_EVERYWHERE = (
-    "Give all workers the same data, or a function of tf.distribute.InputContext for data that differs."
+    "Pass all workers the same data, or a function of tf.distribute.InputContext for data that differs."
 )
 _UNEVEN = re.compile(r"the input of worker \d+ ended after .*")
 _READ = 1.0
@@ -56,10 +56,8 @@ class PeerMonitor:
         self._since: float | None = None
         self._allowance = float("inf")
         self._longest = 0.0
-        self._drawn: tuple[int, tf.Tensor | None] = (
-            0,
-            None,
-        )  # of the last collective that read the same data everywhere
+        # Of the last collective that read the same data everywhere.
+        self._drawn: tuple[int, tf.Tensor | None] = (0, None)
         self._pause = pause = min(2.0, timeout / 20)
         ticker = Ticker("peer-monitor", self._check, pause)
         ticker.start()
