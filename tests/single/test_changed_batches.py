@@ -56,3 +56,16 @@ def test_step_with_a_changed_batch_weights_its_loss_like_keras(change):
     expected = trained(keras.Model, change, None, run_eagerly=True)
     assert_close(trained(unisono.Model, change, None, run_eagerly=True), expected, FLOAT64)
     assert_close(trained(unisono.Model, change, mirrored(3)), expected, FLOAT64)
+
+
+@pytest.mark.parametrize("home", [None, 2], ids=["one", "mirrored2"])
+def test_iterations_count_batches_where_the_length_is_unknown(home):
+    with scope(home and mirrored(home)):
+        model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse", jit_compile=False)
+    spec = tf.TensorSpec((None, 4), tf.float64), tf.TensorSpec((None, 3), tf.float64)
+    data = tf.data.Dataset.from_generator(lambda: ((X[a:b], Y[a:b]) for a, b in CUTS), output_signature=spec)
+    model.fit(data, epochs=2, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 2 * len(
+        CUTS
+    )  # plain Keras counts the end of the data, too
