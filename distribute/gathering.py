@@ -148,7 +148,10 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     note_collective([value])
     context = tf.distribute.get_replica_context()
     prepare_collectives(context.strategy)
-    return from_carrier(context.all_gather(to_carrier(value), axis=0), value.dtype)
+    part = tf.identity(
+        to_carrier(value)
+    )  # one tensor of all replicas, as in eager code, would be gathered once
+    return from_carrier(context.all_gather(part, axis=0), value.dtype)
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:

@@ -40,7 +40,7 @@ def weights(replicas, model_class=CountsSamples):
 @pytest.mark.filterwarnings("default")
 def test_code_that_needs_a_known_batch_size_runs_on_one_replica_and_its_line_is_named():
     expected = weights(1)
-    with pytest.warns(UserWarning, match=r"ends in TypeError: .*raised in test_trace_errors.py:\d+"):
+    with pytest.warns(UserWarning, match=r"raises TypeError: .*raised in test_trace_errors.py:\d+"):
         found = weights(2)
     assert_close(found, expected, 1e-6, "variables")
 

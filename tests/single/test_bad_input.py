@@ -185,7 +185,11 @@ def test_error_of_a_layer_or_a_loss_is_shown_and_no_argument_is_blamed(case):
 LABELS, ONES = np.array([0, 1, 0, 1, 0, 1]), np.ones(6, "float32")
 SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
 BAD_VALUES = {
-    "NaN as a weight": ((X, Y, np.where(np.arange(6) == 4, np.nan, 1)), "mse", "`sample_weight` holds nan"),
+    "NaN as a weight": (
+        (X, Y, np.where(np.arange(6) == 4, np.nan, 1)),
+        "mse",
+        "`sample_weight` contains nan",
+    ),
     "a label too many": ((X, np.where(np.arange(6) == 4, 2, LABELS), ONES), SPARSE, "label 2, .* 0 to 1"),
     "a label too small": ((X, np.where(np.arange(6) == 4, -2, LABELS), ONES), SPARSE, "label -2, .* 0 to 1"),
 }

@@ -561,7 +561,7 @@ def test_results_of_metrics_at_the_end_of_an_epoch_are_read_under_the_monitor(mo
 
     class Monitor:
         @contextlib.contextmanager
-        def monitor(self, ran_before):
+        def monitor(self, ran_before, drawn=None):
             entered.append(True)
             yield
             entered.pop()

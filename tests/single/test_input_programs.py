@@ -96,7 +96,7 @@ def test_stateful_layers_are_rejected_on_several_replicas_and_train_on_one(layer
         return lambda: package.Model(inputs, keras.layers.Dense(1)(layer(2, stateful=True)(inputs)))
 
     equal(fit(make(unisono), x, Y[:12], batch_size=6), fit(make(keras), x, Y[:12], batch_size=6))
-    with pytest.raises(ValueError, match=r"`fit\(\)`: the layer .* has stateful=True: .* 2 replicas split"):
+    with pytest.raises(ValueError, match=r"`fit\(\)`: the layer .* has stateful=True, .* 2 replicas split"):
         fit(make(unisono), x, Y[:12], strategy=mirrored(2), batch_size=6)
 
 

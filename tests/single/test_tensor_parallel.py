@@ -335,7 +335,7 @@ EXPERTS = keras.distribution.DeviceMesh((2,), ("experts",), ["cpu:0", "cpu:1"])
 WRONG_MAPS = {
     "leaves a remainder": ({".*up/kernel": (None, "model")}, (1, 3)),
     "name an axis of the mesh, or None, for each": ({".*up/kernel": ("model",)}, (1, 2)),
-    r"of shape \(4, 8\), names 'model'.*once.*'batch', 'model'": (
+    r"of shape \(4, 8\), names 'model' twice.*'batch', 'model'": (
         {".*up/kernel": ("model", "model")},
         (1, 2),
     ),

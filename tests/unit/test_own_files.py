@@ -126,7 +126,7 @@ def test_predictions_replace_predictions_alone(tmp_path, model):
         mine.unlink()
     predict(model, folder)
     copy = shutil.copy(folder / "0.npy", folder / "kept.npy")
-    with pytest.raises(ValueError, match=r"with kept\.npy, which it did not write"):
+    with pytest.raises(ValueError, match=r"kept\.npy, which `PredictionWriter` did not write"):
         predict(model, folder)
     np.testing.assert_array_equal(np.load(copy, mmap_mode="r"), np.load(folder / "0.npy"))
 

@@ -88,7 +88,7 @@ def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, s
     for number, worker in enumerate(workers.wait()):
         assert worker.code == 1, worker.err[-2000:]
         found = re.search(
-            r"^ValueError: the input of worker 1 ended after 3 batches, and worker (\d) has read 4\. Give all "
+            r"^ValueError: the input of worker 1 ended after 3 batches, and worker (\d) has read 4\. Pass all "
             r"workers the same data, or a function of tf\.distribute\.InputContext",
             worker.err,
             re.MULTILINE,

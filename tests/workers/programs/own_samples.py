@@ -69,7 +69,7 @@ def attempt(name, x, y=None, method="fit", **options):
         except (ValueError, TimeoutError) as error:
             ended = f"{type(error).__name__}: {error}".replace("\n", "|")
     moved = any(np.any(a != b) for a, b in zip(START, model.get_weights()))
-    told = [str(each.message).split(".")[0] for each in seen if "on worker 1" in str(each.message)]
+    told = [str(each.message).split(".")[0] for each in seen if "worker" in str(each.message)]
     print(f"{name}: {'moved' if moved else 'kept'}: {told}: {ended}", flush=True)
 
 
