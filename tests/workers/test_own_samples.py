@@ -82,6 +82,7 @@ def test_different_samples_are_an_error_on_both_workers(start_workers):
 
 
 @pytest.mark.parametrize("case", ["unknown", "given", "eager", "predict"])
+@pytest.mark.short("unknown", "predict")
 def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, start_workers):
     workers = start_workers("uneven_ends", count=3, arguments=[case])
     began = time.monotonic()
