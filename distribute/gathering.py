@@ -148,9 +148,8 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     note_collective([value])
     context = tf.distribute.get_replica_context()
     prepare_collectives(context.strategy)
-    part = tf.identity(
-        to_carrier(value)
-    )  # one tensor of all replicas, as in eager code, would be gathered once
+    # TensorFlow takes one tensor that all replicas pass, as in eager code, for a single value.
+    part = tf.identity(to_carrier(value))
     return from_carrier(context.all_gather(part, axis=0), value.dtype)
 
 

@@ -61,7 +61,7 @@ class _Launcher(CollectiveReplicaLauncher):
 
 
 def prepare_collectives(strategy: Any) -> None:
-    """Let a strategy gather nothing, and give a `MirroredStrategy` a group: it has one size for the life of a process."""
+    """Make gathers of empty tensors safe, and assign a `MirroredStrategy` its own group, which never changes its size."""
     if strategy in _prepared:
         return
     way, devices = getattr(strategy.extended, "_cross_device_ops", None), strategy.extended.worker_devices

@@ -129,6 +129,9 @@ def test_bar_shows_the_time_left_of_the_epoch_and_of_the_run():
     now[0] += 1.0
     bar.on_train_batch_end(0, {})
     assert "9.0 s left (run 27.0 s)" in out.getvalue(), "with a validation of 8 s after the next epoch"
+    now[0] += 9.0
+    bar.on_train_batch_end(9, {})
+    assert "10.0 s 1.0 s/step" in out.getvalue().rpartition("\r")[2], "no time is left to be shown"
 
 
 @pytest.mark.parametrize("last", [False, True])

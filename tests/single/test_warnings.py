@@ -43,6 +43,7 @@ NEIGHBOURS = {
     "fit to every limit": [
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
+        "trainer/inputs/sources/make_source.py _limit_steps",
         "trainer/run/fit_begin.py _cap",
         "trainer/run/loops/loop_choice.py _or_graph",
         "trainer/run/loops/loop_choice.py run",

@@ -14,7 +14,8 @@ from unisono.compat.tensorflow_private.tf_data import (
     count_shuffles,
     end_iterator,
 )
-from unisono.trainer.inputs.sources.dataset_source import DatasetSource, save_iterator
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource
+from unisono.trainer.inputs.sources.iterator_checkpoint import save_iterator
 
 
 def test_shuffles_of_a_pipeline_are_found():

@@ -21,6 +21,14 @@ def weights_of(text):
     return {" ".join(words[:3]): np.frombuffer(bytes.fromhex(words[3])) for words in lines}
 
 
+def check_two_workers(printed, expected):
+    """Both workers of the last attempt have ended with these weights."""
+    found = weights_of("\n".join(printed))
+    assert sorted(found) == ["0 of 2", "1 of 2"], printed
+    for weights in found.values():
+        np.testing.assert_allclose(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
 class Run:
     """The launchers of one elastic run, which share a folder and an endpoint."""
 
@@ -89,11 +97,7 @@ def test_newcomer_joins_at_the_end_of_an_epoch_and_the_weights_are_those_of_one_
     run.release(0)
     printed = run.end(first, second)
     assert "restart with the machine that joined" in printed[0]
-    found = weights_of("\n".join(printed))
-    assert sorted(found) == ["0 of 2", "1 of 2"], printed
-    expected = undisturbed(2)
-    for weights in found.values():
-        np.testing.assert_allclose(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    check_two_workers(printed, undisturbed(2))
 
 
 @pytest.mark.long
@@ -155,11 +159,7 @@ def test_mesh_whose_batch_axis_shrinks_and_grows_has_the_weights_of_one_process(
     run.release(3)
     printed = run.end(first, third)
     assert "epoch 4 as 0 of 2" in printed[0]
-    found = weights_of("\n".join(printed))
-    assert sorted(found) == ["0 of 2", "1 of 2"], printed
-    expected = undisturbed(5)
-    for weights in found.values():
-        np.testing.assert_allclose(weights, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    check_two_workers(printed, undisturbed(5))
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from .batch import is_memory_mapped, name_leaves, unpack
 _FAILED = re.compile(r"assertion failed: \[(`.+?\.)\] \[([^\]]+)\] \[([^\]]+)\]")
 _VALUE = "<value>"  # in a sentence, the place of the value
 _LABEL = (
-    "`{}` contains the label {}, but the model has scores for {} classes: use class numbers from 0 to {}, or give the "
-    "model more outputs."
+    "`{}` contains the label {}, but the model outputs scores for {} classes: use class numbers from 0 to {}, or add "
+    "outputs to the model."
 )
 
 

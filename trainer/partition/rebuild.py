@@ -220,9 +220,8 @@ class _Copier:
             given[1], found = _own_rows(*given)
         shapes = [values[number].shape for number in node.inputs]
         if node.op.type == "SoftmaxCrossEntropyWithLogits" and shapes[0] != shapes[1]:
-            size = tf.broadcast_dynamic_shape(
-                *map(tf.shape, given)
-            )  # TensorFlow expects outputs of one sample
+            # TensorFlow expects outputs of one sample.
+            size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
             given = [tf.broadcast_to(each, size) for each in given]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}

@@ -250,7 +250,7 @@ class Calls:
                     break
             call = CompiledCall(chunks, self.length.step)
             try:
-                workers.check_taken(source)
+                workers.check_input(source)
             except ValueError as mismatch:
                 if failure is not None:
                     raise failure from mismatch
@@ -258,7 +258,7 @@ class Calls:
             if chunks:
                 yield call
             if chunk is None and failure is None:
-                workers.check_read(source)
+                workers.check_pass(source)
                 return
         raise failure
 
@@ -277,5 +277,5 @@ class Calls:
         stopped = self._ended or (getattr(model, steps.stop) and not self._workers.several)
         steps.replaced = steps.phase == "train" and not stopped and model.train_function is not self._function
         if stopped:
-            self._workers.check_read(steps.source)
+            self._workers.check_pass(steps.source)
         return stopped or steps.replaced

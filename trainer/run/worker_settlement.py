@@ -59,14 +59,14 @@ class Workers:
         self._begun = True
         return self.settle(1) == 0
 
-    def check_taken(self, source: Source) -> None:
+    def check_input(self, source: Source) -> None:
         """Reject inputs that differ between workers, before steps on them: a `ValueError` on all workers."""
         once = isinstance(source, ArraySource | DatasetSource)  # the others change in each compiled call
         if not (once and self._checked):
             check_same_data(source, self._strategy)
         self._checked = True
 
-    def check_read(self, source: Source) -> None:
+    def check_pass(self, source: Source) -> None:
         """Reject datasets that yielded different batches on different workers, at the end of a pass."""
         if isinstance(source, DatasetSource):
             self.settle(0, source)

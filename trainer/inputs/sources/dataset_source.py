@@ -1,11 +1,7 @@
 """`tf.data.Dataset`: batches that are drawn inside the compiled function."""
 
 import dataclasses
-import io
 import logging
-import os
-import tempfile
-import zipfile
 from typing import Any
 
 import tensorflow as tf
@@ -24,11 +20,11 @@ from ..batch import batch_spec, digest_of
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
 from ..value_checks import LabelRule
+from .iterator_checkpoint import load_iterator, save_iterator
 from .readers import ComparedIterator, IteratorReader
 from .source import Chunk, Source
 
 _log = logging.getLogger("unisono")
-_FILES = ("iterator.index", "iterator.data-00000-of-00001")
 
 
 class DatasetSource(Source):
@@ -129,9 +125,9 @@ class DatasetSource(Source):
     def _open(self) -> None:
         self.close()
         self._iterator = iter(self._dataset)
-        self._count_drawn(0)
+        self._set_batches_drawn(0)
 
-    def _count_drawn(self, batches: int) -> None:
+    def _set_batches_drawn(self, batches: int) -> None:
         if self.digest is not None:
             self._drawn.assign([batches, 0])
 
@@ -208,7 +204,7 @@ class DatasetSource(Source):
         if "iterator" in state:
             self._open()
             load_iterator(self._iterator, state["iterator"])
-            self._count_drawn(taken)
+            self._set_batches_drawn(taken)
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
         self._outside.restore(state)
@@ -223,7 +219,7 @@ class DatasetSource(Source):
         if not over:
             self._open()
             self._skip(taken)
-            self._count_drawn(taken)
+            self._set_batches_drawn(taken)
             if taken:
                 _log.warning("Resumed the input by skipping %d batches.", taken)
 
@@ -269,33 +265,3 @@ def _is_dense(spec: Any) -> bool:
         and leaf.dtype not in (tf.string, tf.variant, tf.resource)
         for leaf in tf.nest.flatten(spec)
     )
-
-
-def save_iterator(iterator: Any) -> bytes:
-    """Return the checkpoint of a `tf.data.Iterator` as the bytes of a ZIP file."""
-    with tempfile.TemporaryDirectory() as folder:
-        tf.train.Checkpoint(iterator=iterator).write(os.path.join(folder, "iterator"))
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-            for name in _FILES:
-                with open(os.path.join(folder, name), "rb") as file:
-                    # Without a timestamp: the same bytes on all workers.
-                    archive.writestr(zipfile.ZipInfo(name), file.read())
-    return packed.getvalue()
-
-
-def load_iterator(iterator: Any, packed: Any) -> None:
-    """Go to the position of `save_iterator`; reject damaged bytes, and those of another pipeline."""
-    data = packed if isinstance(packed, bytes) else bytes(bytearray(packed))
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with zipfile.ZipFile(io.BytesIO(data)) as archive:
-                for name in _FILES:
-                    with open(os.path.join(folder, name), "wb") as file:
-                        file.write(archive.read(name))
-            tf.train.Checkpoint(iterator=iterator).read(os.path.join(folder, "iterator"))
-        except (tf.errors.OpError, zipfile.BadZipFile, KeyError) as error:
-            raise ValueError(
-                "The saved position of the input does not fit x: resume with the pipeline of the first run "
-                f"({str(error).splitlines()[0]})."
-            ) from error

@@ -69,11 +69,7 @@ def make_source(
     Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
     batch_size = whole_number("batch_size", batch_size, optional=True)
-    steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, optional=True)
-    most_steps = keras.config.max_steps_per_epoch()
-    if most_steps and (steps_per_epoch is None or most_steps < steps_per_epoch):
-        warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=4)
-        steps_per_epoch = most_steps
+    steps_per_epoch = _limit_steps(whole_number("steps_per_epoch", steps_per_epoch, optional=True))
     shuffle = check_shuffle(shuffle)
     weights = class_weights(class_weight)
     strategy = strategy or tf.distribute.get_strategy()
@@ -89,11 +85,7 @@ def make_source(
         if batch_size is None:
             batch_size = math.ceil(samples / steps_per_epoch) if steps_per_epoch else 32
         order = SampleOrder(samples, batch_size, shuffle, seed, steps_per_epoch)
-        batch = keras.utils.pack_x_y_sample_weight(*arrays)
-        source = _from_arrays(batch, order, strategy, resident_bytes, other)
-        source.targets = arrays[1]
-        if isinstance(source, ArraySource) and spans_workers(strategy):
-            source.digest = digest_of(batch)
+        source = _from_arrays(arrays, order, strategy, resident_bytes, other)
     else:
         input_checks.alone(kind, y, sample_weight, batch_size=batch_size)
         if shuffle == "batch":  # True is the default of `fit`, not a request
@@ -147,14 +139,24 @@ def kind_of(x: Any) -> str:
     return FUNCTION if callable(x) else "array"
 
 
+def _limit_steps(steps_per_epoch: int | None) -> int | None:
+    """Return the steps of an epoch, at most Keras' global limit."""
+    most_steps = keras.config.max_steps_per_epoch()
+    if not most_steps or (steps_per_epoch is not None and steps_per_epoch <= most_steps):
+        return steps_per_epoch
+    warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=5)
+    return most_steps
+
+
 def _from_arrays(
-    arrays: Any,
+    arrays: tuple[Any, Any, Any],
     order: SampleOrder,
     strategy: tf.distribute.Strategy,
     resident_bytes: int,
     other: Source | None,
 ) -> Source:
-    leaves = tf.nest.flatten(arrays)
+    batch = keras.utils.pack_x_y_sample_weight(*arrays)
+    leaves = tf.nest.flatten(batch)
     mapped = any(is_memory_mapped(leaf) for leaf in leaves)
     dense = not mapped and all(
         leaf is None or (isinstance(leaf, np.ndarray | tf.Tensor) and tf.as_dtype(leaf.dtype) != tf.string)
@@ -166,10 +168,14 @@ def _from_arrays(
     )
     size = sum(resident_size(leaf) for leaf in leaves if isinstance(leaf, np.ndarray))
     if mapped or (size > resident_bytes and not home.devices):
-        source: Source = StreamedArrays(arrays, order, spans_workers(strategy))
+        source: Source = StreamedArrays(batch, order, spans_workers(strategy))
         source.home = home.sentence
-        return source
-    return ArraySource(arrays, order, home, other)
+    else:
+        source = ArraySource(batch, order, home, other)
+        if spans_workers(strategy):
+            source.digest = digest_of(batch)
+    source.targets = arrays[1]
+    return source
 
 
 def _replica_devices(strategy: tf.distribute.Strategy) -> list[str]:

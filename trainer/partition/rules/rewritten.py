@@ -122,9 +122,8 @@ def _among_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., l
         classes = tf.shape(scores, k.dtype)[1]
         own = tf.where(tf.one_hot(labels, tf.cast(classes, tf.int32), True, False), scores, 0)
         larger = tf.cast(scores > tf.reduce_sum(own, 1, True), k.dtype)
-        counted = tf.where(
-            tf.math.is_finite(scores), larger, k
-        )  # no label is among numbers that are not finite
+        # No label is among numbers that are not finite.
+        counted = tf.where(tf.math.is_finite(scores), larger, k)
         return [(tf.reduce_sum(counted, 1) < k) & (labels >= 0) & (labels < classes)]
 
     return among
