@@ -15,6 +15,7 @@ import tensorflow as tf
 from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.seed_generators import thread_state
+from ..compat.keras_private.training import makes_variables_late
 from ..compat.tensorflow_graphs.graphs import control_status_ctx, convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..distribute.arguments import show
@@ -38,7 +39,9 @@ from .partition.labels import SHARES
 from .partition.steps.step import Step
 from .partition.steps.step_partition import StepPartition
 from .partition.steps.whole_step import WholeStep
+from .run.build import trace_to_build
 from .step.collected_writes import CollectedWrites
+from .step.first_call import run_outside
 from .step.train_step import Tracing, replica_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -183,6 +186,11 @@ def _for_arguments(
         given = [[_tensor(each[r if len(each) > 1 else 0]) for each in tensors] for r in range(count)]
         counts = [_samples_in(each) for each in given]
         thread_state()  # before the trace, in which the global seed generator could not be created
+        late = [] if tf.executing_eagerly() else [each for each in metrics if makes_variables_late(each)]
+        if late:
+            spec = _spec(given)
+            run_outside(lambda: trace_to_build(call, spec, variables), strategy)
+            variables.extend(v for metric in late for v in metric.variables)
         step = partition.whole() if tf.executing_eagerly() else partition.of(_spec(given), batches=given)
 
         def data_of() -> tuple[Any, ReplicaSamples]:

@@ -193,6 +193,41 @@ def test_a_skipped_step_leaves_no_trace_in_eager_mode_too(name):
     assert int(optimizer.skipped_steps) == 1 and before[-1] == 3 * strategy.num_replicas_in_sync
 
 
+def test_metrics_that_create_variables_with_their_first_targets_are_built_in_a_graph():
+    x = np.random.default_rng(0).normal(size=(7, 3))
+    codes = np.eye(3)[[0, 1, 2, 2, 1, 0, 2]]
+
+    def results(strategy, cuts):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(strategy):
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, "softmax", dtype="float64")])
+            optimizer = unisono.optimizers.SGD(0.5)
+            metrics = [keras.metrics.F1Score(dtype="float64"), keras.metrics.R2Score(dtype="float64")]
+
+        @unisono.replica_step
+        def step(x, codes):
+            with tf.GradientTape() as tape:
+                found = model(x)
+                loss = tf.reduce_mean((found - codes) ** 2)
+            optimizer.minimize(loss, model.trainable_variables, tape=tape)
+            for metric in metrics:
+                metric.update_state(codes, found)
+
+        parts = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, data=data: tf.constant(np.split(data, cuts)[context.replica_id_in_sync_group])
+            )
+            for data in (x, codes)
+        ]
+        run = tf.function(lambda *parts: strategy.run(step, args=parts))
+        for _ in range(2):
+            run(*parts)
+        return [*model.get_weights(), *(metric.result().numpy() for metric in metrics)]
+
+    expected = results(tf.distribute.get_strategy(), [])
+    helpers.assert_close(results(helpers.mirrored(3), [3, 5]), expected, 1e-12)
+
+
 def test_wrong_uses_are_rejected_with_the_fix():
     strategy = helpers.mirrored(2)
     with pytest.raises(TypeError, match=r"Put `tf.function` around"):

@@ -5,7 +5,7 @@ import difflib
 import functools
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -93,39 +93,42 @@ def _build_by_custom_step(
         late = sum(makes_variables_late(metric) for metric in metrics_of(model))
         return _unbuilt(model) + late + sum(not optimizer.built for optimizer in optimizers)
 
-    used: list[Any] = []
     missing, before, seen = unbuilt(), -1, False
     while missing and missing != before and not seen:
         # Variables are created when the scope ends, and the next trace gets further: unless it has seen all layers built.
         built = all(layer.built for layer in layers_of(model)[1:])
-        with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
-            with _step_of_a_replica(model, built) as step:
-                step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
-                custom_step(keras.tree.map_structure(placeholder, spec))
-            seen = built
+        used, ended = trace_to_build(custom_step, spec, model.variables, built)
+        seen = built and ended
         for optimizer, variables in used:  # which have values only now
             ensure_built(optimizer, variables)
-        used.clear()
         missing, before = unbuilt(), missing
     if _unbuilt(model) and type(model).call is not keras.Model.call:
         with contextlib.suppress(Exception):
             otherwise(model, spec)
 
 
-@contextlib.contextmanager
-def _step_of_a_replica(model: TrainedModel, built: bool) -> Iterator[StepContext]:
-    """Yield the step for a trace of a custom step: in replica context for gradients of copies, else outside it."""
-    copied = any(
-        isinstance(raw_value(variable), tf.distribute.DistributedValues | ShardedValue)
-        for variable in model.variables
-    )
+def trace_to_build(
+    fn: Callable[[Any], Any], spec: Any, variables: Sequence[Any], built: bool = True
+) -> tuple[list[tuple[Any, list[Any]]], bool]:
+    """Create the variables that a step lacks by tracing it on placeholders of `spec`; they have values at the end.
+
+    Return its calls of optimizers, with their variables, and whether the trace ended without an error. Context:
+    cross-replica, under the strategy; in replica context where all layers are `built`, for gradients of copies.
+    """
+    used: list[tuple[Any, list[Any]]] = []
+    copied = any(isinstance(raw_value(v), tf.distribute.DistributedValues | ShardedValue) for v in variables)
     step = StepContext(0, 1, 1, 1)
-    with contextlib.ExitStack() as contexts:
-        if built and copied:
-            contexts.enter_context(read_together(model.variables))
-            contexts.enter_context(as_on_one_device())
-        contexts.enter_context(step_scope(step))
-        yield step
+    step.take_gradients = lambda optimizer, pairs: used.append((optimizer, [v for _, v in pairs]))
+    ended = False
+    with contextlib.suppress(Exception), scratch_graph(), keras.StatelessScope():
+        with contextlib.ExitStack() as contexts:
+            if built and copied:
+                contexts.enter_context(read_together(variables))
+                contexts.enter_context(as_on_one_device())
+            contexts.enter_context(step_scope(step))
+            fn(keras.tree.map_structure(placeholder, spec))
+        ended = True
+    return used, ended
 
 
 def _unbuilt(model: TrainedModel) -> int:

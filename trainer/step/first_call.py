@@ -1,5 +1,6 @@
-"""Builds a layer that a traced step calls before it was built: once, where variables can be created."""
+"""Builds what a traced step uses before it was built: once, where variables can be created."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,20 +14,26 @@ from ..inputs.batch import open_spec
 
 
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
-    """Build `layer` for a call in another thread, as in a traced step its initial values would belong to the graph."""
+    """Build `layer` for a call, outside the traced step."""
     specs = tf.nest.map_structure(_spec, arguments_of(layer, call_spec))
-    state = thread_state()
 
     def call() -> Any:
         args, kwargs = tf.nest.map_structure(placeholder, specs)
         return layer(*args, **kwargs)
 
-    def build() -> None:
+    run_outside(lambda: compute_output_spec(call), strategy)
+
+
+def run_outside(fn: Callable[[], Any], strategy: tf.distribute.Strategy) -> Any:
+    """Run `fn()` in another thread, as in a traced step the initial values of variables would belong to the graph."""
+    state = thread_state()
+
+    def run() -> Any:
         state.enter()
         with strategy.scope():
-            compute_output_spec(call)
+            return fn()
 
-    run_in_thread(build)
+    return run_in_thread(run)
 
 
 def _spec(value: Any) -> Any:
