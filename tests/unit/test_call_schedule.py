@@ -191,7 +191,7 @@ def test_last_batch_is_numbered_as_in_keras():
 
 
 def test_compiled_calls_last_longer_where_calls_themselves_do():
-    for call, longest in ((0.002, 1), (0.02, 5), (0.2, 12)):
+    for call, longest in ((0.0005, 1), (0.0041, 5), (0.2, 12)):
         function = Compiled()
         function.call_seconds = call
         assert run(length_of(function=function), 0.08, 4)[-1] == longest

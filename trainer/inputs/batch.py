@@ -286,3 +286,14 @@ def _hash_samples(leaf: tf.Tensor) -> tf.Tensor:
 
 def _fingerprint(rows: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.raw_ops.Fingerprint(data=rows, method="farmhash64"), tf.int64)  # about 6 GB/s
+
+
+def is_dense(spec: Any) -> bool:
+    """Return whether all leaves are tensors of numbers whose shapes are known except for the samples."""
+    return all(
+        isinstance(leaf, tf.TensorSpec)
+        and bool(leaf.shape.rank)
+        and leaf.shape[1:].is_fully_defined()
+        and leaf.dtype not in (tf.string, tf.variant, tf.resource)
+        for leaf in tf.nest.flatten(spec)
+    )

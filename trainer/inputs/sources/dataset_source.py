@@ -16,7 +16,7 @@ from ....compat.tensorflow_private.tf_data import (
     save_exactly,
 )
 from ....state.identity.described_values import checksum, text_of_value
-from ..batch import batch_spec, digest_of
+from ..batch import batch_spec, digest_of, is_dense
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
 from ..value_checks import LabelRule
@@ -86,7 +86,7 @@ class DatasetSource(Source):
             shapes = (getattr(leaf, "shape", None) for leaf in tf.nest.flatten(self._element_spec))
             counts = {shape[0] for shape in shapes if shape is not None and shape.rank}
             self.batch_size = next(iter(counts)) if len(counts) == 1 else None
-            if len(counts - {None}) < 2 and not per_worker and _is_dense(self.spec):
+            if len(counts - {None}) < 2 and not per_worker and is_dense(self.spec):
                 self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
         if resumable:
             self._outside = PipelineState(dataset)
@@ -254,14 +254,3 @@ def without_optionals(dataset: tf.data.Dataset) -> tf.data.Dataset:
         )
 
     return dataset.map(convert)
-
-
-def _is_dense(spec: Any) -> bool:
-    """Return whether all leaves are tensors of numbers whose shapes are known except for the samples."""
-    return all(
-        isinstance(leaf, tf.TensorSpec)
-        and bool(leaf.shape.rank)
-        and leaf.shape[1:].is_fully_defined()
-        and leaf.dtype not in (tf.string, tf.variant, tf.resource)
-        for leaf in tf.nest.flatten(spec)
-    )

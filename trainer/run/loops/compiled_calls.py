@@ -11,7 +11,7 @@ from ....callbacks.call_schedule import steps_until_call
 from ...inputs import Chunk
 
 UNKNOWN = -1  # number of completed steps, where it is not known
-_SHARE_OF_CALLS = 0.05  # the overhead's share of the time of compiled calls
+_SHARE_OF_CALLS = 0.01  # the most of the time of compiled calls that their overhead may take
 _LONGEST = 1.0  # seconds that a callback may have to wait
 MOST_OF_WORKER = 512  # steps of one call of a worker of parameter servers
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.graphs import first_graph
 from ...inputs.sources.readers import ITERATORS
 from ...inputs.sources.source import Chunk
 from ..xla import xla_loops
@@ -40,9 +41,11 @@ class LoopedSteps(StepFunction):
         if not by_rule:
             return compiled
         try:
+            self._trace(compiled, chunk)
             reason = reason_in_step(self, compiled.graphs[0])
-        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError):
-            reason = "the step cannot be traced for XLA"  # an error of the user's code is raised again
+        except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
+            # An error of the user's code is raised again.
+            reason = f"the step cannot be traced for XLA: {str(error).partition(chr(10))[0][:200]}"
         if reason is None:
             return self._or_graph(compiled, chunk, whole)
         self.refuse(reason)
@@ -51,9 +54,14 @@ class LoopedSteps(StepFunction):
     def _collectives_vary(self, loop: Compiled, chunk: Chunk) -> bool:
         """Return whether each step is a call, because replicas gather shapes that vary: a collective keeps its own."""
         self.open_collectives.clear()
-        has_signature = chunk.signature is not None and not chunk.open_ended
-        loop.function.get_concrete_function(*(() if has_signature else loop.arguments(chunk)))
+        self._trace(loop, chunk)
         return bool(self.open_collectives)
+
+    def _trace(self, loop: Compiled, chunk: Chunk) -> None:
+        """Trace the first graph of a loop, unless it was traced before."""
+        graph = loop.graphs[0]
+        if first_graph(graph) is None:
+            graph.get_concrete_function(*(loop.arguments(chunk) if graph.input_signature is None else ()))
 
     def _single_steps(self, loop: Compiled, first: bool, inputs: Any, steps: int) -> Iterator[Any]:
         """Call `loop` for every step separately: from number `first` on, or for the next batch of an iterator."""

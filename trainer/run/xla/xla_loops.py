@@ -11,8 +11,8 @@ import tensorflow as tf
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graphs import first_graph, graph_function, only_graph
 from ....distribute.hardware.devices import is_gpu
-from ...inputs.batch import sample_counts
-from ...inputs.sources.readers import for_xla
+from ...inputs.batch import is_dense, sample_counts
+from ...inputs.sources.readers import ITERATORS, for_xla
 from ...inputs.sources.source import Chunk
 from ..loops.compiled import XLA, Compiled, compile_for, inputs_and_steps
 from ..loops.compiled_calls import UNKNOWN
@@ -50,13 +50,14 @@ def _step_by_itself(
 
 
 def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
-    """Return the loop as one XLA program on one replica; None if impossible, or slow (data on the host, model on a GPU)."""
+    """Return the loop as one XLA program on one replica; None if impossible, or slow (a GPU, and arrays on the host)."""
     leaves = tf.nest.flatten(chunk.inputs, expand_composites=True)
     held = next((leaf for leaf in leaves if leaf is not None), None)
     far = is_gpu(function.device()) and not is_gpu(getattr(held, "device", ""))
-    if chunk.signature is None or far:
+    stacked = chunk.usual_batch_size is not None and (not far or stack_size(chunk) >= FEWEST_FOR_GPU)
+    if chunk.signature is None or (far and not stacked):
         return None
-    if chunk.usual_batch_size is not None:
+    if stacked:
         if function.recorder is not None and function.recorder.halts:
             return None  # batches of a stack are drawn before it is known whether the loop reaches them
         layout = {"reader": _read_stack, "batch_size": chunk.usual_batch_size, "open_ended": False}
@@ -65,7 +66,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
         compiled = Compiled(stacks, inputs_and_steps, (stacks.loop, stacks.single))
     else:
         worth_it = function.model.jit_compile or chunk.batch_size == function.full_size
-        if not has_one_size(chunk) or not worth_it:
+        if not has_one_size(function, chunk) or not worth_it:
             return None
         compiled = compile_for(_loop_in_xla(function, chunk), chunk.signature, jit_compile=True)
         compiled = compiled._replace(function=functools.partial(_on_device, function, compiled.function))
@@ -80,14 +81,16 @@ def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor)
         return only_graph(loop)(inputs, steps)
 
 
-def has_one_size(chunk: Chunk) -> bool:
-    """Return whether XLA can run on the chunk's batches in a loop: their shapes are known, and most have the same."""
+def has_one_size(function: StepFunction, chunk: Chunk) -> bool:
+    """Return whether XLA can run on the chunk's batches: their shapes are known, and most have the same.
+
+    On one GPU, which compiles each step by itself, their number of samples may be unknown, as in Keras.
+    """
     if chunk.signature is None or chunk.per_worker:
         return False
-    if chunk.usual_batch_size is None:
-        return chunk.batch_size is not None and not chunk.open_ended
-    leaves = tf.nest.flatten(chunk.inputs.element_spec, expand_composites=True)
-    return all(leaf.shape[1:].is_fully_defined() for leaf in leaves)
+    if chunk.usual_batch_size is None and isinstance(chunk.inputs, ITERATORS):
+        return function.alone and is_gpu(function.device()) and is_dense(chunk.inputs.element_spec)
+    return chunk.usual_batch_size is not None or (chunk.batch_size is not None and not chunk.open_ended)
 
 
 def operations(function: Any) -> set[str]:
@@ -114,6 +117,10 @@ def _loop_in_xla(function: StepFunction, chunk: Chunk) -> Callable[..., Any]:
     return run
 
 
+def _as_dtype(tensor: Any, dtype: tf.DType) -> tf.Tensor:
+    return tf.identity(tensor) if tensor.dtype == dtype else tf.bitcast(tensor, dtype)
+
+
 def _read_stack(stack: Any, i: tf.Tensor) -> Any:
     """Return the reader of `Stacks`: batch `i` of a stack."""
     return tf.nest.map_structure(lambda batches: tf.gather(batches, i), stack)
@@ -121,10 +128,20 @@ def _read_stack(stack: Any, i: tf.Tensor) -> Any:
 
 MOST_STEPS = 1024
 MOST_BYTES = 64 * 2**20  # of a stack, where it is more than one batch
+# Batches of a stack for a GPU, which computes nothing during the copy. Larger batches cost more than they save.
+FEWEST_FOR_GPU = 64
+
+
+def stack_size(chunk: Chunk) -> int:
+    """Return the number of batches in a stack."""
+    leaves = tf.nest.flatten(chunk.inputs.element_spec)
+    assert chunk.usual_batch_size is not None
+    size = sum(chunk.usual_batch_size * math.prod(leaf.shape[1:]) * leaf.dtype.size for leaf in leaves)
+    return max(1, min(MOST_STEPS, MOST_BYTES // max(1, size)))
 
 
 class Stacks:
-    """Draws batches into buffers on the device and runs the steps on them. Owns the buffers.
+    """Draws batches into buffers, copies those to the device if it is a GPU, and runs the steps on them. Owns the buffers.
 
     A batch with an unusual number of samples runs alone, in its turn. Training still uses batches that were drawn before the
     pipeline failed. `loop(stack, steps)` runs the steps on the first batches of a stack, a nest of `(size, batch, ...)`, and
@@ -140,21 +157,31 @@ class Stacks:
         self._exact = not chunk.open_ended and chunk.batch_size is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
         spec = chunk.inputs.element_spec
-        shapes = [[self._samples, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
+        self.size = stack_size(chunk)
+        shapes = [[self.size, self._samples, *leaf.shape[1:]] for leaf in tf.nest.flatten(spec)]
         dtypes = [leaf.dtype for leaf in tf.nest.flatten(spec)]
-        size = sum(math.prod(shape) * dtype.size for shape, dtype in zip(shapes, dtypes))
-        self.size = max(1, min(MOST_STEPS, MOST_BYTES // max(1, size)))
+        # To a GPU a stack is copied at once: a copy of each batch would take longer than a small model's step.
+        self._copies = is_gpu(self._device)
+        # TensorFlow keeps variables of 32-bit integers on the host.
+        held = [tf.float32 if self._copies and dtype == tf.int32 else dtype for dtype in dtypes]
         with tf.device(self._device):
-            self._buffers = [
-                plain_variable(tf.zeros([self.size, *shape], dtype)) for shape, dtype in zip(shapes, dtypes)
-            ]
+            self._near = [plain_variable(tf.zeros(shape, dtype)) for shape, dtype in zip(shapes, held)]
         with tf.device("CPU:0"):
             self._drawn = plain_variable(tf.constant(0))
+            self._buffers = self._near
+            if self._copies:
+                self._buffers = [plain_variable(tf.zeros(*of)) for of in zip(shapes, dtypes)]
 
         def run(steps: tf.Tensor) -> Any:
-            return loop(tf.nest.pack_sequence_as(spec, [tf.identity(b) for b in self._buffers]), steps)[1]
+            stack = [_as_dtype(b, dtype) for b, dtype in zip(self._near, dtypes)]
+            return loop(tf.nest.pack_sequence_as(spec, stack), steps)[1]
+
+        def copy(steps: tf.Tensor) -> None:
+            for near, buffer in zip(self._near, self._buffers):
+                near[:steps].assign(_as_dtype(buffer[:steps], near.dtype))
 
         self.loop = graph_function(run, jit_compile=True, input_signature=[tf.TensorSpec([], tf.int32)])
+        self._copy = graph_function(copy, input_signature=[tf.TensorSpec([], tf.int32)])
         self._draw = graph_function(
             self._draw_full if self._exact else self._draw_until_another,
             input_signature=[tf.type_spec_from_value(chunk.inputs), tf.TensorSpec([], tf.int32)],
@@ -172,12 +199,15 @@ class Stacks:
                 failure, last = None, None
                 self._drawn.assign(0, read_value=False)
                 try:
-                    last = only_graph(self._draw)(iterator, tf.constant(wanted))
+                    with tf.device("CPU:0" if self._copies else self._device):
+                        last = only_graph(self._draw)(iterator, tf.constant(wanted))
                 except Exception as error:
                     failure = error
                 drawn = int(self._drawn)
                 if drawn:
                     self._reached.assign(UNKNOWN, read_value=False)  # unknown in XLA
+                    if self._copies:
+                        only_graph(self._copy)(tf.constant(drawn))
                     logs = only_graph(self.loop)(tf.constant(drawn))
                 done += drawn
                 self._reached.assign(done, read_value=False)

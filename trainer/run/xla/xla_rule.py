@@ -131,7 +131,7 @@ def follows_rule(function: StepFunction, chunk: Chunk) -> bool:
         return False
     if not function.alone and isinstance(chunk.inputs, ITERATORS):
         function.use(GRAPH, "on several replicas XLA could fail after a batch was drawn")
-    elif not xla_loops.has_one_size(chunk):
+    elif not xla_loops.has_one_size(function, chunk):
         function.use(GRAPH, "the batches have no fixed size")
     return function.backend == XLA
 
