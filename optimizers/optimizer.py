@@ -56,7 +56,7 @@ class Optimizer(SavedState, ReplicaRule):
         self.gradient_transformers = gradient_transformers
         self.gradient_aggregator = gradient_aggregator
 
-    # The two arguments, past TensorFlow's tracking. An adopted instance never ran our `__init__`.
+    # The two arguments, past TensorFlow's tracking.
 
     @property
     def gradient_transformers(self) -> list[Stage]:
@@ -235,6 +235,7 @@ class Optimizer(SavedState, ReplicaRule):
 
     def on_adopted(self) -> None:
         """Complete an instance to which `adopt` has assigned this class; called once."""
+        self.gradient_transformers = self.__dict__.get("_transformers")
         if self.built and self.gradient_accumulation_steps:
             accumulation.create_weight(self)
 
