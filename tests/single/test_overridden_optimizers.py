@@ -194,7 +194,7 @@ def test_an_override_on_replicas_is_that_of_one_device(name, wrapper, replicas):
     helpers.assert_close(several, one, helpers.FLOAT32)
 
 
-@pytest.mark.short("weights-Surgery-scale", "central-Lookahead-multi")
+@pytest.mark.short("weights-Surgery-scale", "central-Lookahead-multi", "optimizer-Lookahead-none")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", WEIGHTS)
 @pytest.mark.parametrize("kind", ["optimizer", "weights", "central"])

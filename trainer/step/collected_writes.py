@@ -16,7 +16,7 @@ from ...compat.tensorflow_graphs.graphs import enter_this_graph, is_inside
 from ...compat.tensorflow_private.strategies import check_merges
 from ...distribute.parameter_servers.updates import colocate_with
 from ...distribute.replicas import once_per_copy
-from ...distribute.sharding.sharded_value import own_copy
+from ...distribute.sharding.sharded_value import is_sharded, layout_of, own_copy
 from ...distribute.step_context import StepContext
 
 
@@ -154,11 +154,15 @@ class CollectedWrites(keras.StatelessScope):
         if not writes:
             return
         copies = [own_copy(variable) for variable, _ in writes]
+        # Values are whole where shards are flat; where a layout divides a weight they are parts already.
+        flat = [is_sharded(variable) and layout_of(variable) is None for variable, _ in writes]
 
         def write(values: list[tf.Tensor], applied: tf.Tensor | None) -> None:
-            for (variable, _), copy, value in zip(writes, copies, values):
+            for (variable, _), copy, is_flat, value in zip(writes, copies, flat, values):
                 with colocate_with(copy):
                     value = self.new_value(variable, copy, value)
+                    if is_flat:
+                        value = raw_value(variable).layout.own_part(value)
                     copy.assign(value if applied is None else tf.where(applied, value, copy))
 
         once_per_copy(write)([value for _, value in writes], step.applied)
