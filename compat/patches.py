@@ -125,7 +125,9 @@ REPLACED = (
     Changed(cond_module, "cond", "writes inside a branch are writes of the step"),
     Changed(while_module, "while_loop", "writes inside a loop are writes of the step"),
     Changed(
-        FuncGraph, "_create_op_internal", "sizes are computed on the host, which does not wait for a GPU"
+        FuncGraph,
+        "_create_op_internal",
+        "sizes are computed on the host, which does not wait for a GPU; those of diagonals are right",
     ),
     Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
     *(

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
+from unisono.compat.patches import replace_functions
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_device
 from unisono.distribute.replicas import local_replica_index
 from unisono.distribute.step_context import ReplicaSamples, StepContext, step_scope
@@ -38,7 +39,8 @@ class Parts:
         ]
 
         def flat(*tensors):
-            found = fn(*tensors)
+            with replace_functions(), step_scope(StepContext(0, 1, 1, 1)):
+                found = fn(*tensors)
             self.structure = found
             return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
 

@@ -11,7 +11,7 @@ from ..compat.patches import WRITES_OF_PLACES, provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs
-from ..compat.tensorflow_graphs.made_operations import note_made_operations
+from ..compat.tensorflow_graphs.made_operations import make_matrices_of_diagonals, note_made_operations
 from ..compat.tensorflow_private.parameter_servers import let_assign
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
@@ -127,6 +127,9 @@ def _key_counter(original: Any, seed: Any, alg: Any) -> Any:
 
 def _new_operation(original: Any, self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     step = current_step()
+    if step is not None and op_type in ("MatrixDiagV2", "MatrixDiagV3"):
+        make = lambda inputs: original(self, op_type, inputs, *args, **kwargs)  # noqa: E731
+        return make_matrices_of_diagonals(make, inputs)
     if step is None or step.in_xla:
         return original(self, op_type, inputs, *args, **kwargs)
     if "attrs" in kwargs and compares_on_host(self, op_type, inputs) and computes_on_gpu():

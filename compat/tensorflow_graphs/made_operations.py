@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ..shared_change import share_attributes
@@ -91,3 +92,21 @@ def note_made_operations(create: Callable[..., Any]) -> Callable[..., Any]:
         return operation
 
     return create_and_note
+
+
+def make_matrices_of_diagonals(
+    make: Callable[[Sequence[Any]], tf.Operation], inputs: Sequence[Any]
+) -> tf.Operation:
+    """Return the `MatrixDiagV2` or `MatrixDiagV3` that `make(inputs)` creates, with the shape that its matrices have.
+
+    Where the length of an upper or a lower diagonal is unknown, TensorFlow calculates with a length of -1, and `tf.shape` of
+    the matrices is wrong. It does not where it cannot know which diagonal it is.
+    """
+    diagonal, k, *others = inputs
+    shape, places = diagonal.shape, tf.get_static_value(k)
+    if shape.rank is None or shape[-1] is not None or places is None or not np.any(places):
+        return make(inputs)
+    one = np.min(places) == np.max(places)
+    made = make([diagonal, tf.compat.v1.placeholder_with_default(k, k.shape), *others])
+    made.outputs[0].set_shape([*(shape[:-1] if one else shape[:-2]), None, None])
+    return made

@@ -90,14 +90,20 @@ def stays_whole(gradient: Any, variable: Any) -> bool:
     return is_sparse(gradient) or overwritten_by_gradient(variable)
 
 
+def aggregates_itself(optimizer: Any) -> bool:
+    """Return whether an optimizer, behind a loss scale if it has one, has a `gradient_aggregator`."""
+    return getattr(optimizer, "inner_optimizer", optimizer).gradient_aggregator is not None
+
+
 def gradient_layouts(mesh: Mesh | None, optimizer: Any, pairs: Pairs) -> list[Layout | None]:
     """Return, for each pair, the layout in which an optimizer gets the sum of the gradient; None: it sums it itself.
 
     `mesh` is as for `divide_further`.
     """
+    aggregates = aggregates_itself(optimizer)
 
     def find_layout(gradient: Any, variable: Any) -> Layout | None:
-        itself = optimizer.gradient_aggregator is not None or stays_whole(gradient, variable)
+        itself = aggregates or stays_whole(gradient, variable)
         if gradient is None or (itself and layout_of(variable) is None):
             return None
         return divide_further(variable, mesh)

@@ -84,6 +84,9 @@ PROGRAMS = {
     "loss scale": lambda: unisono.mixed_precision.LossScaleOptimizer(
         optimizers.Adam(0.05, gradient_accumulation_steps=2, weight_decay=0.1), initial_scale=16.0
     ),
+    "aggregator behind a loss scale": lambda: unisono.mixed_precision.LossScaleOptimizer(
+        optimizers.Adam(0.05, gradient_aggregator=optimizers.PackedAggregation())
+    ),
 }
 
 
@@ -119,6 +122,7 @@ def state(model):
     "loss scale-2-gradients",
     "aggregated by the step-3-weights",
     "several optimizers-3-weights",
+    "aggregator behind a loss scale-3-weights",
 )
 @pytest.mark.parametrize(
     ("name", "replicas", "level"),

@@ -74,7 +74,8 @@ def _combine_in_packs(requests: list[Request]) -> list[tf.Tensor]:
 
 
 def _concatenate(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    if axis == 0:
+        return gather_outputs(tensor, this_step())
     order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
-    moved = tensor if axis == 0 else tf.transpose(tensor, order)
-    whole = gather_outputs(moved, this_step())
-    return whole if axis == 0 else tf.transpose(whole, [order.index(n) for n in range(len(order))])
+    whole = gather_outputs(tf.transpose(tensor, order), this_step())
+    return tf.transpose(whole, [order.index(n) for n in range(len(order))])

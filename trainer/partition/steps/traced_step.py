@@ -19,7 +19,7 @@ from ....distribute.sharding.sharded import SHARDABLE, level_of
 from ....distribute.sharding.sharded_value import ShardedValue, TensorInPlace, layout_of, see_through
 from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotals, step_scope, this_step
 from ....optimizers.building import ensure_built
-from ....optimizers.update_rules.parts import gradient_layouts
+from ....optimizers.update_rules.parts import aggregates_itself, gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.input_checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
@@ -252,7 +252,7 @@ def _find_written(program: Program) -> list[Any]:
 
 
 def _aggregates_itself(optimizer: Any) -> NotPartitioned | None:
-    if optimizer.gradient_aggregator is None:
+    if not aggregates_itself(optimizer):
         return None
     return NotPartitioned("it calls `aggregate_gradients` of an optimizer that has a `gradient_aggregator`")
 
