@@ -223,12 +223,6 @@ EXTENTS = {  # tensors with such extents
     "median": lambda x: tf.sort(x[:, 0])[count(x) // 2],
     "diagonal": lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
     "diagonal of samples": lambda x: [tf.linalg.diag_part(x), tf.linalg.diag(x[:, 0])],
-    "size of an upper diagonal": lambda x: [
-        count(tf.linalg.diag(x[:, 0], k=2)),
-        tf.linalg.diag(x[:, 0], k=2),
-    ],
-    "size of a lower diagonal": lambda x: tf.reshape(tf.linalg.diag(x[:, 0], k=-3), [-1]),
-    "size of a band": lambda x: count(tf.linalg.diag(tf.transpose(x[:, :2]), k=(1, 2)), 1),
     "band part": lambda x: tf.linalg.band_part(tf.matmul(x, x, transpose_b=True), 1, 1),
     "triangle": lambda x: total(tf.linalg.band_part(x, 0, -1)),
     "set diagonal": lambda x: tf.linalg.set_diag(

@@ -82,3 +82,16 @@ def test_mask_of_a_similarity_matrix_is_labelled_without_its_size():
         return tf.reduce_mean(tf.boolean_mask(similarity, ~tf.cast(tf.eye(tf.shape(x)[0]), tf.bool)) ** 2)
 
     Parts(fn, np.random.default_rng(0).normal(size=(7, 4))).check()
+
+
+@pytest.mark.parametrize(("places", "more"), [(2, 2), (-3, 3), ((1, 2), 1), ((-2, -1), 1), ((-1, 2), 0)])
+def test_size_of_matrices_is_right_where_their_diagonals_depend_on_the_batch(places, more):
+    """TensorFlow's own graph for a batch of unknown size says otherwise, so a number is expected."""
+
+    def fn(x):
+        diagonals = x[:, 0] if isinstance(places, int) else tf.transpose(x[:, : places[1] - places[0] + 1])
+        return tf.shape(tf.linalg.diag(diagonals, k=places))
+
+    parts = Parts(fn, np.ones((5, 4)))
+    for known in (True, False):
+        assert np.all(np.array(parts.on_replicas((2, 0, 3), known)) == 5 + more)

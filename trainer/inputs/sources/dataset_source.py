@@ -125,9 +125,9 @@ class DatasetSource(Source):
     def _open(self) -> None:
         self.close()
         self._iterator = iter(self._dataset)
-        self._set_batches_drawn(0)
+        self._reset_drawn(0)
 
-    def _set_batches_drawn(self, batches: int) -> None:
+    def _reset_drawn(self, batches: int) -> None:
         if self.digest is not None:
             self._drawn.assign([batches, 0])
 
@@ -204,7 +204,7 @@ class DatasetSource(Source):
         if "iterator" in state:
             self._open()
             load_iterator(self._iterator, state["iterator"])
-            self._set_batches_drawn(taken)
+            self._reset_drawn(taken)
             _log.info("Resumed the input from its iterator's checkpoint, at batch %d of its pass.", taken)
             return
         self._outside.restore(state)
@@ -219,7 +219,7 @@ class DatasetSource(Source):
         if not over:
             self._open()
             self._skip(taken)
-            self._set_batches_drawn(taken)
+            self._reset_drawn(taken)
             if taken:
                 _log.warning("Resumed the input by skipping %d batches.", taken)
 
