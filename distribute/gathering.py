@@ -138,8 +138,7 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
         shape = tf.concat([tf.cast([step.global_samples], tf.int64), sizes[1:]], 0)
         return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
     value = tf.convert_to_tensor(value)
-    whole = _all_gather(value)
-    return whole if value.shape.rank is None else tf.ensure_shape(whole, [None, *value.shape[1:]])
+    return tf.ensure_shape(_all_gather(value), tf.TensorShape([None]).concatenate(value.shape[1:]))
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:

@@ -57,7 +57,7 @@ class _Launcher(CollectiveReplicaLauncher):
                 added = tf.stack([begin, tf.cast(tf.equal(shape, 0), tf.int32)], 1)
                 size = tf.concat([shape[:1] * self._group_size, shape[1:]], 0)
             rows = tf.slice(super()._all_gather(tf.pad(input_tensor, added), options), begin, size)
-            return tf.ensure_shape(rows, [None, *input_tensor.shape[1:]])
+            return tf.ensure_shape(rows, tf.TensorShape([None]).concatenate(input_tensor.shape[1:]))
 
 
 def prepare_collectives(strategy: Any) -> None:

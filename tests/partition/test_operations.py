@@ -81,6 +81,16 @@ def test_operations_match_one_device_with_default_collectives(block, monkeypatch
     _assert_drawn_are_right(DRAWN[block::BLOCKS], 1, QUICK_SIZES, quick=True)
 
 
+@pytest.mark.parametrize("shape, dtype", [(("n2", 3), "int32"), ((4, "n2"), "complex128")])
+def test_tensor_of_unknown_rank_is_gathered_by_default_collectives(shape, dtype, monkeypatch):
+    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    squeezed = Step(
+        "keras.squeeze", (("x", Argument("batch", shape, dtype, "int 0 9", 1)),), (("axis", None),)
+    )
+    case = Case((squeezed, Step("Square", (("x", Argument("step 0", ())),))), ("share 0", "tile 0"))
+    _assert_right([case], examine([case], QUICK_SIZES, quick=True))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_operations_match_one_device(block):

@@ -76,6 +76,8 @@ def _combine_in_packs(requests: list[Request]) -> list[tf.Tensor]:
 def _concatenate(tensor: tf.Tensor, axis: int) -> tf.Tensor:
     if axis == 0:
         return gather_outputs(tensor, this_step())
-    order = [axis, *(n for n in range(tensor.shape.rank) if n != axis)]
-    whole = gather_outputs(tf.transpose(tensor, order), this_step())
-    return tf.transpose(whole, [order.index(n) for n in range(len(order))])
+    axes = tf.range(tf.rank(tensor))
+    order = tf.concat([[axis], axes[:axis], axes[axis + 1 :]], 0)
+    return tf.transpose(
+        gather_outputs(tf.transpose(tensor, order), this_step()), tf.math.invert_permutation(order)
+    )
