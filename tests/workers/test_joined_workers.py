@@ -68,7 +68,7 @@ def test_processes_with_the_variables_of_torchrun_train_one_model(forked, tmp_pa
 def test_worker_that_ends_after_the_meeting_is_not_waited_for(forked, tmp_path):
     """TensorFlow holds Python's lock while it waits, for an hour."""
     codes, _, err = run_joined(forked, tmp_path, 2, "gone", timeout="8")
-    assert codes == [1, 5] and "in _bounded" in err, err
+    assert codes == [1, 5] and "in _run_bounded" in err, err
 
 
 @pytest.mark.parametrize("restarts", [0, pytest.param(1, marks=pytest.mark.long)])
