@@ -28,14 +28,18 @@ UNEVEN = ((3, 4), (5, 2, 0), (2, 3, 2), (6, 0, 1))
 class Parts:
     """Args: `fn(*tensors)`, returns a nest of tensors; `batch`: arrays with samples along axis 0.
 
-    Arrays can have several times as many samples as the first: its samples are the units that replicas share.
+    Arrays can have several times as many samples as the first: its samples are the units that replicas share. With
+    `open_axes` no extent of the batch is known while tracing.
     """
 
-    def __init__(self, fn, *batch):
+    def __init__(self, fn, *batch, open_axes=False):
         self.batch = [np.asarray(each) for each in batch]
         self.fn, self.structure = fn, None
         self.specs = [
-            tf.TensorSpec([None, *each.shape[1:]] if each.ndim else [], each.dtype) for each in self.batch
+            tf.TensorSpec(
+                [None] * each.ndim if open_axes else [None, *each.shape[1:]][: each.ndim], each.dtype
+            )
+            for each in self.batch
         ]
 
         def flat(*tensors):

@@ -18,6 +18,7 @@ from unisono.trainer.partition.rules import random as random_rules
 from unisono.trainer.partition.sizes.size import Samples, Size
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
+NEED_EXTENTS = ("other operations", "lists of tensors")  # on one device, too
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -25,6 +26,13 @@ def test_program_in_uneven_parts_matches_the_whole_and_communicates_as_little(na
     fn, *batch = PROGRAMS[name]
     parts = Parts(fn, *batch).check(tolerance=FLOAT32 if name in SINGLE else FLOAT64)
     assert parts.communicated == COMMUNICATED[name]
+
+
+@pytest.mark.short("attention", "two blocks", "segments", "complex numbers", "loop")
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEED_EXTENTS])
+def test_program_on_batches_of_unknown_extents_matches_the_whole(name):
+    fn, *batch = PROGRAMS[name]
+    Parts(fn, *batch, open_axes=True).check(tolerance=FLOAT32 if name in SINGLE else FLOAT64)
 
 
 def test_bodies_of_nested_branches_hold_no_functions_of_deeper_ones():

@@ -31,7 +31,7 @@ from .rules.rewritten import rewritten
 from .sizes.extents import find_shapes
 from .sizes.intervals import ANY, find_interval
 from .sizes.size_arrays import extents_of
-from .sizes.size_values import find_value
+from .sizes.size_values import find_sums, find_value
 from .values import MAKES_PARTS, SLICES, WHOLE, Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -103,8 +103,11 @@ class Builder(Values):
                 continue
             value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
             bounds = find_interval(op, number, given, value)
+            sums = find_sums(op, number, given) if value is None else ()
             outputs.append(
-                self.add(Value(tensor.dtype, shape, self.replicated_labels, value, interval=bounds))
+                self.add(
+                    Value(tensor.dtype, shape, self.replicated_labels, value, interval=bounds, sums=sums)
+                )
             )
         return outputs
 

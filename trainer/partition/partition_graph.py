@@ -9,7 +9,7 @@ from .builder import Builder, find_needed_operations
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
 from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
-from .sizes.size import Samples, Size
+from .sizes.size import Length, Samples, Size
 
 
 def partition_graph(
@@ -32,13 +32,14 @@ def partition_graph(
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     samples = {number: Samples() for number in leaves}
+    lengths = {number: [Length() for _ in graph.inputs[number].shape[1:]] for number in leaves}
     whole: set[str] = set()
     while True:
         joined = len({each.find() for each in samples.values()})
         program = Program([], one_size=joined == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
         try:
-            program = _one_pass(builder, graph, batch, outputs, contents, samples)
+            program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
         except ListIsGathered as found:
             if found.producer in whole:
                 reason = f"{found.producer} makes a list of tensors that would have to be gathered"
@@ -66,11 +67,16 @@ def _one_pass(
     outputs: Sequence[Label | Labels],
     contents: Callable[[Any], Labels | None],
     samples: Mapping[int, Samples],
+    lengths: Mapping[int, Sequence[Length]],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
         if shape and number < batch:
-            shape[0] = Size.of(samples[number]) if number in samples else None
+            shape[0] = None
+            names = [samples[number], *lengths[number]] if number in samples else []
+            shape = [
+                Size.of(name) if extent is None else extent for extent, name in zip(shape, names)
+            ] or shape
         labels = (
             with_label(builder.replicated_labels, 0, label_sharded(0)) if number < batch and shape else None
         )

@@ -72,6 +72,8 @@ class Value:
         constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
         interval: bounds of its numbers.
+        sums: of the axes of a broadcast gradient, for each axis whether it is one of them (None: not known), if
+            `constant` is None.
         free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
     """
 
@@ -81,6 +83,7 @@ class Value:
     constant: np.ndarray | None = None
     elements: np.ndarray | None = None
     interval: Interval = ANY
+    sums: tuple[bool | None, ...] = ()
     free: bool = False
 
     @property

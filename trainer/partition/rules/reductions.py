@@ -1,7 +1,7 @@
 """Reductions, arg-reductions, scans along an axis."""
 
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM
-from .view import PARTIAL_MEAN, Gather, Ruling, View, rule
+from .view import PARTIAL_MEAN, Gather, Ruling, View, require_known, rule
 
 _PARTIAL = {
     "Sum": PARTIAL_SUM, "Mean": PARTIAL_MEAN, "Max": PARTIAL_MAX, "Any": PARTIAL_MAX, "Min": PARTIAL_MIN, "All": PARTIAL_MIN,
@@ -18,7 +18,10 @@ def _reduce(view: View) -> Ruling:
         return view.keep(PARTIAL_SUM)
     if label in (PARTIAL_MAX, PARTIAL_MIN) and _PARTIAL.get(kind) == label:
         return view.keep(label)
-    label, axes = view.samples(), view.axes(1)
+    label, sums = view.samples(), view.values[1].sums
+    if kind == "Sum" and sums and view.attr("keep_dims"):
+        return view.keep(PARTIAL_SUM if require_known(sums[label.axis]) else label)
+    axes = view.axes(1)
     if label.axis in axes:
         if kind not in _PARTIAL or rounds or (kind == "Mean" and label.chosen):
             raise Gather

@@ -8,7 +8,8 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
 from ..program import Value
-from ..sizes.size_arrays import plain
+from ..sizes.size import is_open
+from ..sizes.size_arrays import align, broadcast_axes, plain
 
 
 def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
@@ -21,6 +22,7 @@ def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
         "LogSoftmax": _softmax,
         "ArgMax": _first_largest,
         "InTopKV2": _among_largest,
+        "BroadcastGradientArgs": _gradient_axes,
     }.get(op.type)
     found = None if function is None else function(op, values)
     return None if found is None else graph_of(found, op.inputs)
@@ -43,6 +45,30 @@ def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Te
         return [tf.cast(total / tf.cast(count, dtype), x.dtype)]
 
     return mean
+
+
+def _gradient_axes(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+    """Return the axes of a broadcast gradient: 1 and 2 stand for extents that decide an axis for every batch.
+
+    An axis of one sample would be summed otherwise, also where this replica's part is empty.
+    """
+    shapes = [value.constant for value in values if value.constant is not None]
+    if len(shapes) < 2:
+        return None
+    sums, extents = broadcast_axes(shapes), align(shapes)
+    decided = [None not in pair and any(map(is_open, each)) for pair, each in zip(sums, extents)]
+    if not any(decided) or not any(None in pair for pair in sums):
+        return None
+
+    def axes(*given: tf.Tensor) -> list[tf.Tensor]:
+        known = []
+        for number, shape in enumerate(given):
+            own = slice(len(sums) - len(shapes[number]), None)
+            numbers = tf.constant([2 if pair[number] is False else 1 for pair in sums[own]], shape.dtype)
+            known.append(tf.where(decided[own], numbers, shape))
+        return [*tf.raw_ops.BroadcastGradientArgs(s0=known[0], s1=known[1])]
+
+    return axes
 
 
 def _is_divided(value: Value, axis: int) -> bool:

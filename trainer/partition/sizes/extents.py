@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from .known_inputs import find_traced_shape, require, require_axes, require_fixed
 from .moved_extents import MOVED
-from .size import Extent, Shape, broadcast_extent, equal, same_extent
+from .size import Extent, Length, Shape, Size, broadcast_extent, equal, same_extent
 from .size_arrays import Unknown, broadcast_shapes, extents_of
 
 Shapes = Sequence[Shape]
@@ -62,14 +62,13 @@ def _keep_leading(dropped: int, *numbers: int) -> Callable[..., Shapes]:
 
 
 def _first_axis(*numbers: int) -> Callable[..., Shapes]:
-    """Return the first axis of the inputs `numbers`, which is the same; the rest is static."""
+    """Return the first axis of the inputs `numbers`, which is the same; the rest is static, or are new lengths."""
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         first = functools.reduce(same_extent, [require(inputs[number].shape)[0] for number in numbers])
-        return [
-            [first, *shape[1:]] if (shape := require(find_traced_shape(op, inputs, n))) else []
-            for n in range(len(op.outputs))
-        ]
+        shapes = [require(find_traced_shape(op, inputs, number)) for number in range(len(op.outputs))]
+        rest = [[Size.of(Length()) if extent is None else extent for extent in shape[1:]] for shape in shapes]
+        return [[first, *others] if shape else [] for shape, others in zip(shapes, rest)]
 
     return rule
 
@@ -134,8 +133,10 @@ def _diagonal(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
 
 def _reduce(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
     shape = require(inputs[0].shape)
-    axes = require_axes(inputs[1], len(shape))
     keeps = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
+    if keeps and inputs[1].sums:
+        return [[{True: 1, False: extent}.get(is_summed) for extent, is_summed in zip(shape, inputs[1].sums)]]
+    axes = require_axes(inputs[1], len(shape))
     return [[1 if n in axes else extent for n, extent in enumerate(shape) if keeps or n not in axes]]
 
 

@@ -1,6 +1,7 @@
-"""Sizes of a step for every batch: integers, or polynomials in the numbers of samples of its arrays.
+"""Sizes of a step for every batch: integers, or polynomials in the numbers of samples of its arrays and in lengths.
 
-What is true of a size is proved for every number of samples, which is at least 1, or it is not known: None.
+What is true of a size is proved for every number of samples, which is at least 1, and for every length, or it is not known:
+None.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ class Samples:
             one._same = same
 
 
+class Length(Samples):
+    """Another extent, for instance of sentences: at least 0. On every replica it is that of a single device."""
+
+
 Monomial: TypeAlias = "tuple[Samples, ...]"
 
 
 class Size:
-    """A polynomial with integer coefficients: `terms` has the coefficient of each product of numbers of samples."""
+    """A polynomial with integer coefficients: `terms` has the coefficient of each product of numbers and lengths."""
 
     __slots__ = ("_terms",)
 
@@ -94,8 +99,10 @@ class Size:
         }
         return " + ".join("*".join([str(f), *(names[s] for s in term)]) for term, f in self.terms.items())
 
-    def at(self, samples: int) -> int:
-        """Return the size for arrays with so many samples each."""
+    def at(self, samples: int) -> int | None:
+        """Return the size for arrays with so many samples each; None where it depends on a length."""
+        if any(isinstance(each, Length) for term in self.terms for each in term):
+            return None
         return sum(factor * samples ** len(term) for term, factor in self.terms.items())
 
 
@@ -129,14 +136,15 @@ def is_open(extent: Extent) -> bool:
 
 
 def never_negative(size: Known) -> bool:
-    """Return whether a size is at least 0 for every batch: no coefficient is negative for `samples - 1`."""
+    """Return whether a size is at least 0 for every batch: no coefficient is negative for `samples - 1` and lengths."""
     if not isinstance(size, Size):
         return size >= 0
     found: dict[Monomial, int] = {}
     for term, factor in size.terms.items():
         products: list[Monomial] = [()]
-        for each in term:  # one of `samples - 1` and 1
-            products += [(*product, each) for product in products]
+        for each in term:  # one of `samples - 1` and 1, or the length
+            more = [(*product, each) for product in products]
+            products = more if isinstance(each, Length) else products + more
         for product in products:
             key = tuple(sorted(product, key=id))
             found[key] = found.get(key, 0) + factor
@@ -169,9 +177,11 @@ def smallest(one: Known, other: Known) -> Extent:
     return one if at_most(one, other) else other if at_most(other, one) else None
 
 
-def divide(size: Extent, by: Extent) -> tuple[Extent, Extent]:
-    """Return the quotient, rounded down, and the remainder."""
-    if size is None or by is None or not (never_negative(by - 1) or never_negative(-by - 1)):
+def divide(size: Extent, by: Extent, never_zero: bool = False) -> tuple[Extent, Extent]:
+    """Return the quotient, rounded down, and the remainder. The caller may know that the divisor is `never_zero`."""
+    if size is None or by is None or by == 0:
+        return None, None
+    if not (never_negative(by - 1 + never_zero) or never_negative(-by - 1)):
         return None, None
     if isinstance(size, int) and isinstance(by, int):
         return divmod(size, by)
@@ -198,8 +208,11 @@ def divide(size: Extent, by: Extent) -> tuple[Extent, Extent]:
 
 
 def quotient(size: Extent, by: Extent) -> Extent:
-    """Return an exact quotient; None where there is a remainder, or it is not known."""
-    found, rest = divide(size, by)
+    """Return an exact quotient of two numbers of elements; None where there is a remainder, or it is not known.
+
+    The second one is not 0: TensorFlow cannot infer an extent of a tensor without elements.
+    """
+    found, rest = divide(size, by, never_zero=True)
     return found if rest == 0 else None
 
 
@@ -208,7 +221,7 @@ def per_sample(size: Extent) -> int | None:
     if not isinstance(size, Size) or len(size.terms) != 1:
         return None
     ((term, factor),) = size.terms.items()
-    return factor if len(term) == 1 and factor > 0 else None
+    return factor if len(term) == 1 and factor > 0 and not isinstance(term[0], Length) else None
 
 
 def is_divided(extent: Extent, blocks: int = 1) -> bool:
@@ -217,7 +230,8 @@ def is_divided(extent: Extent, blocks: int = 1) -> bool:
         return False
     if any(factor % blocks for factor in extent.terms.values()):
         return False
-    return bool(frozenset.intersection(*(frozenset(term) for term in extent.terms)))
+    common = frozenset.intersection(*(frozenset(term) for term in extent.terms))
+    return not all(isinstance(each, Length) for each in common)
 
 
 def same_extent(one: Extent, other: Extent) -> Extent:

@@ -60,27 +60,27 @@ def merge_shapes(one: Shape, other: Shape) -> Shape:
 
 
 def at(shape: Sequence[Extent], samples: int) -> list[int | None]:
-    """Return a shape for arrays with so many samples each."""
+    """Return a shape for arrays with so many samples each; None for an extent that they do not determine."""
     return [extent.at(samples) if isinstance(extent, Size) else extent for extent in shape]
 
 
-def broadcast_axes(shapes: Sequence[Sequence[Any]]) -> tuple[list[int], list[int]]:
-    """Return the axes of a result over which a gradient is summed for each of two inputs that were broadcast.
-
-    An extent that depends on the batch counts as broadcast against 1: where it is 1, the sum is over one element.
-    """
+def align(shapes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the extents of each axis of what the shapes are broadcast to."""
     rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(shape)) + [*shape] for shape in shapes]
-    found: tuple[list[int], list[int]] = [], []
-    if None not in padded[0] and padded[0] == padded[1]:
-        return found
-    for axis, (one, other) in enumerate(zip(*padded)):
-        if one == other == 1 or (one is not None and one == other):
-            is_summed = one == 1, one == 1
-        elif 1 in (one, other) and None not in (one, other):
-            is_summed = one == 1, other == 1
-        else:
-            raise Unknown
-        for axes, summed in zip(found, is_summed):
-            axes += [axis] * summed
-    return found
+    return list(zip(*([1] * (rank - len(shape)) + [*shape] for shape in shapes)))
+
+
+def broadcast_axes(shapes: Sequence[Any]) -> list[tuple[bool | None, ...]]:
+    """Return for each axis of what two inputs were broadcast to whether the gradient of each is summed; None: not known.
+
+    An extent that depends on the batch, or is not known, counts as broadcast against 1: where it is 1, the sum is over one
+    element.
+    """
+    pairs = align(shapes)
+    if all(one is not None and one == other for one, other in pairs):
+        return [(False, False)] * len(pairs)
+    known = [1 in pair or (None not in pair and pair[0] == pair[1]) for pair in pairs]
+    return [
+        tuple(extent == 1 if is_known or isinstance(extent, int) else None for extent in pair)
+        for pair, is_known in zip(pairs, known)
+    ]

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from .known_inputs import require_fixed
-from .size import Size, at_most, divide, equal, if_known, largest, never_negative, smallest
-from .size_arrays import Unknown, as_sizes, broadcast_axes, product
+from .size import Size, at_most, divide, equal, if_known, is_open, largest, never_negative, smallest
+from .size_arrays import Unknown, align, as_sizes, broadcast_axes, product
 
 MOST_ELEMENTS = 64
 _TRACKED = (tf.int32, tf.int64, tf.bool)  # other integers may wrap around
@@ -206,8 +206,19 @@ def _stitch(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
 
 
 def _gradient_axes(op: tf.Operation, number: int, inputs: Sequence[Any]) -> np.ndarray:
-    one, other = (_value(value).tolist() for value in inputs)
-    return as_sizes(broadcast_axes((one, other))[number])
+    sums = [pair[number] for pair in broadcast_axes([_value(value).tolist() for value in inputs])]
+    if None in sums:
+        raise Unknown
+    return as_sizes([axis for axis, is_summed in enumerate(sums) if is_summed])
+
+
+def find_sums(op: tf.Operation, number: int, inputs: Sequence[Any]) -> tuple[bool | None, ...]:
+    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it; () elsewhere."""
+    shapes = [value.constant for value in inputs if value.constant is not None]
+    if op.type != "BroadcastGradientArgs" or len(shapes) < 2:
+        return ()
+    sums = zip(align(shapes), broadcast_axes(shapes))
+    return tuple(None if any(map(is_open, extents)) else pair[number] for extents, pair in sums)
 
 
 _add, _sub, _mul = (if_known(fn) for fn in (operator.add, operator.sub, operator.mul))
