@@ -226,6 +226,12 @@ NUMBERS = {
         f"{kind}: mean": lambda k, kind=kind: [mean(tf.cast(k, kind), 0), mean(tf.cast(k, kind))]
         for kind in DTYPES
     },
+    "uint32: number minus a sum": lambda x: tf.cast(
+        tf.constant(4_000_000_000, tf.uint32) - total(tf.cast(x[:, 0] > 0, tf.uint32)), tf.float64
+    ),
+    "int64: sum of casts of nan": lambda x: tf.cast(
+        total(tf.cast(tf.tanh(NAN * x[:, 0]), tf.int64)), tf.float64
+    ),
     "uint8: sum of comparisons": lambda x: tf.cast(
         total(tf.cast(tf.repeat(x, 50, 1) > -1, tf.uint8)), x.dtype
     ),

@@ -114,8 +114,9 @@ def _linear(view: View) -> Ruling:
 def _cast(view: View) -> Ruling:
     label = view.labels[0]
     source, target = view.op.inputs[0].dtype, view.op.outputs[0].dtype
-    if source.is_integer:
-        exact = is_finite(view.values[0]) and (target.is_floating or target.is_integer)
+    if source.is_integer:  # a part of an unsigned difference may be negative, and wrap around
+        signed = not source.is_unsigned
+        exact = signed and is_finite(view.values[0]) and (target.is_floating or target.is_integer)
     else:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM and exact:
