@@ -150,13 +150,14 @@ WRAPPED = (
     Changed(
         backend_core.Variable,
         "_initialize",
-        "a weight of a strategy that shards weights never has its full size on a device",
+        "a weight of a strategy that shards weights never has its full size on a device; of copies that are parts of a "
+        "sum, the first one has the initial value",
     ),
     Changed(
         backend_core.Variable,
         "_direct_assign",
-        "replicas that share a variable, and asynchronous workers, add to the counts of a metric; from the first "
-        "model or optimizer on that is made under such a strategy",
+        "replicas that share a variable, and asynchronous workers, add to the counts of a metric, and the host writes "
+        "a count into one copy; from the first model or optimizer on that is made under a strategy",
     ),
     Changed(
         backend_core.Variable,
@@ -243,8 +244,10 @@ def _replace(only_for: tuple[str, ...]) -> Callable[[], object]:
 def wrap(name: str, around: Callable[..., Any]) -> None:
     """Call `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing."""
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
-    original = getattr(owner, name)
-    if not hasattr(original, "__unisono_original__"):
+    original = inner = getattr(owner, name)
+    while getattr(inner, "__unisono_around__", around) is not around:
+        inner = inner.__unisono_original__
+    if not hasattr(inner, "__unisono_around__"):
         setattr(owner, name, _wrap_call(around, original))
 
 
@@ -267,7 +270,7 @@ def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Call
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    vars(wrapper)["__unisono_original__"] = original
+    vars(wrapper).update(__unisono_original__=original, __unisono_around__=around)
     return wrapper
 
 

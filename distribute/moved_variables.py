@@ -1,5 +1,6 @@
 """Variables that move into the strategy that uses them, and sums that replicas share."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,10 +14,11 @@ from ..compat.keras_private.optimizers import (
     own_variables,
     set_strategy,
 )
-from ..compat.keras_private.variables import find_increment, make_again, raw_value
+from ..compat.keras_private.variables import find_increment, make_again, raw_value, sums_on_read
 from ..compat.patches import wrap
 from .parameter_servers.shards import use_like_whole_ones
-from .replicas import in_replica_context, shares_variables
+from .replicas import copies_of, in_replica_context, shares_variables
+from .workers.agreement import first_local_replica
 
 
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
@@ -27,6 +29,7 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
     """
     moved = False
     with strategy.scope():
+        prepare_variables()
         for variable in variables:
             movable = isinstance(variable, keras.Variable)
             if movable and not strategy.extended.variable_created_in_scope(variable.value):
@@ -56,13 +59,17 @@ def prepare_variables() -> None:
     Metrics count with such variables. Keras assigns the old value plus a number: several replicas would add the old value
     several times, and a worker would overwrite the addition of another. In a step of ours writes are collected before this.
 
+    Where each replica has a copy, the first one gets the initial value, and what the host assigns. TensorFlow would add
+    up the initial values of all copies, and write a quotient into each, which integers and truths do not have.
+
     Under any strategy, a Keras optimizer from outside the scope can be built in it. A model or an optimizer of ours calls
     this when it is created. It changes nothing without a strategy.
     """
     if tf.distribute.has_strategy():
         wrap("add_variable_from_reference", _add_in_scope)
-    if shares_variables():
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1 or shares_variables():
         wrap("_direct_assign", _direct_assign)
+        wrap("_initialize", _initialize)
     use_like_whole_ones()
 
 
@@ -75,5 +82,34 @@ def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:
     if self.aggregation == "sum" and shares_variables() and in_replica_context():
         value = tf.cast(value, raw_value(self).dtype)
         raw_value(self).assign_add(find_increment(raw_value(self), value))
+    elif _is_in_parts(raw_value(self)) and not (tf.distribute.has_strategy() and in_replica_context()):
+        _write_total(raw_value(self), value)
     else:
         original(self, value)
+
+
+def _initialize(original: Callable[..., Any], self: Any, value: Any) -> None:
+    def create(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        if arguments["dtype"] == "bool":  # no sum: each replica has the same
+            arguments["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+            arguments["synchronization"] = tf.VariableSynchronization.AUTO
+        made = next_creator(**arguments)
+        if _is_in_parts(made):
+            _write_total(made, copies_of(made)[0])
+        return made
+
+    counts = (self.aggregation, self.synchronization) == ("sum", "on_read")
+    with tf.variable_creator_scope(create) if counts else contextlib.nullcontext():
+        original(self, value)
+
+
+def _is_in_parts(value: Any) -> bool:
+    return isinstance(value, tf.distribute.DistributedValues) and sums_on_read(value)
+
+
+def _write_total(variable: Any, value: Any) -> None:
+    """Write a sum into the first of the copies that add up to it, and zeros into the others."""
+    value = tf.cast(value, variable.dtype)
+    is_first = first_local_replica(variable.distribute_strategy) == 0
+    for number, copy in enumerate(copies_of(variable)):
+        copy.assign(value if is_first and number == 0 else tf.zeros_like(value))

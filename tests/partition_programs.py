@@ -451,7 +451,7 @@ COMMUNICATED = {
     "sizes that are no multiple of the batch": (2, 1, 0, 0), "gathered and split lists": (0, 0, 4, 2), "band": (0, 0, 1, 0),
     "tables": (0, 0, 2, 1),
     "inference of batch normalization": (0, 0, 1, 0), "functions of one number": (0, 53, 53, 10),
-    "functions of two numbers": (0, 4, 95, 31), "complex numbers": (0, 3, 11, 1), "integers": (1, 6, 22, 3),
+    "functions of two numbers": (0, 4, 95, 31), "complex numbers": (0, 3, 11, 1), "integers": (1, 7, 22, 2),
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),
     "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (5, 2, 12, 3),
     "other operations": (3, 5, 29, 19), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),

@@ -101,6 +101,15 @@ NUMBERS = {
         tf.math.multiply_no_nan(total(tf.where(x > 1, real(INF, x), x)), 0.0),
     ],
     "sum cast to integers": lambda x: tf.cast(total(x), tf.int32),
+    "sum cast to integers of its size": lambda x: [
+        tf.cast(total(9 * x), tf.int64),
+        tf.cast(mean(tf.cast(9 * x, tf.float32), 0), tf.int32),
+    ],
+    "negative of the least integer": lambda k, m, y: [
+        -tf.reduce_max(tf.boolean_mask(k, m)),
+        -tf.reduce_min(tf.cast(k, tf.int8)),
+        -tf.math.unsorted_segment_max(k, y, 4),
+    ],
     "sum cast to a smaller float": lambda x: tf.cast(tf.cast(total(1e5 * x**2), tf.float32), tf.float16),
     "sum cast to bool": lambda zero: tf.cast(total(zero), tf.bool),
     "sign of a sum": lambda x: [
@@ -217,6 +226,12 @@ NUMBERS = {
         f"{kind}: mean": lambda k, kind=kind: [mean(tf.cast(k, kind), 0), mean(tf.cast(k, kind))]
         for kind in DTYPES
     },
+    "uint32: number minus a sum": lambda x: tf.cast(
+        tf.constant(4_000_000_000, tf.uint32) - total(tf.cast(x[:, 0] > 0, tf.uint32)), tf.float64
+    ),
+    "int64: sum of casts of nan": lambda x: tf.cast(
+        total(tf.cast(tf.tanh(NAN * x[:, 0]), tf.int64)), tf.float64
+    ),
     "uint8: sum of comparisons": lambda x: tf.cast(
         total(tf.cast(tf.repeat(x, 50, 1) > -1, tf.uint8)), x.dtype
     ),

@@ -73,10 +73,8 @@ def _one_pass(
         shape = shape_of(tensor.shape)
         if shape and number < batch:
             shape[0] = None
-            names = [samples[number], *lengths[number]] if number in samples else []
-            shape = [
-                Size.of(name) if extent is None else extent for extent, name in zip(shape, names)
-            ] or shape
+            for axis, name in enumerate([samples[number], *lengths[number]] if number in samples else []):
+                shape[axis] = Size.of(name) if shape[axis] is None else shape[axis]
         labels = (
             with_label(builder.replicated_labels, 0, label_sharded(0)) if number < batch and shape else None
         )

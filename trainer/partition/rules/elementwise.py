@@ -98,6 +98,10 @@ def _linear(view: View) -> Ruling:
     if view.type == "IdentityN":
         return [None] * len(view.labels), list(view.labels)
     if view.type == "Neg" and view.labels[0] in (PARTIAL_MAX, PARTIAL_MIN):
+        if view.values[
+            0
+        ].dtype.is_integer:  # the least integer, of a part without samples, is its own negative
+            raise Gather
         return [None], [PARTIAL_MIN if view.labels[0] == PARTIAL_MAX else PARTIAL_MAX]
     label = view.labels[0]
     passes = is_partial(label) or label.kind == "sizes" or label.counts or view.values[0].dtype == tf.variant
@@ -110,10 +114,12 @@ def _linear(view: View) -> Ruling:
 def _cast(view: View) -> Ruling:
     label = view.labels[0]
     source, target = view.op.inputs[0].dtype, view.op.outputs[0].dtype
-    exact = (
-        is_finite(view.values[0]) if source.is_integer else source.is_floating and target.size >= source.size
-    )
-    if label == PARTIAL_SUM and exact and (target.is_floating or target.is_integer):
+    if source.is_integer:  # a part of an unsigned difference may be negative, and wrap around
+        signed = not source.is_unsigned
+        exact = signed and is_finite(view.values[0]) and (target.is_floating or target.is_integer)
+    else:
+        exact = source.is_floating and target.is_floating and target.size >= source.size
+    if label == PARTIAL_SUM and exact:
         return [None], [label]
     if label.kind == "sizes" or label.counts:
         if target == tf.bool or target.size < 4:  # the sum of what was rounded is not the rounded sum

@@ -132,12 +132,8 @@ def _cast(op: tf.Operation, inputs: Sequence[Any]) -> Interval:
     source = inputs[0].dtype
     if source.is_integer and inputs[0].interval == ANY:
         return float(source.min), float(source.max)
-    low, high = inputs[0].interval
-    return (
-        (math.floor(low), math.ceil(high))
-        if op.outputs[0].dtype.is_integer and is_finite(inputs[0])
-        else (low, high)
-    )
+    makes_integers = op.outputs[0].dtype.is_integer and not (source.is_integer or source == tf.bool)
+    return ANY if makes_integers else inputs[0].interval  # NaN becomes the least integer
 
 
 def _of(number: int = 0) -> Callable[..., Interval]:
