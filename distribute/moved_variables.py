@@ -13,10 +13,11 @@ from ..compat.keras_private.optimizers import (
     own_variables,
     set_strategy,
 )
-from ..compat.keras_private.variables import find_increment, make_again, raw_value
+from ..compat.keras_private.variables import find_increment, make_again, raw_value, sums_on_read
 from ..compat.patches import wrap
 from .parameter_servers.shards import use_like_whole_ones
-from .replicas import in_replica_context, shares_variables
+from .replicas import copies_of, in_replica_context, shares_variables
+from .workers.agreement import first_local_replica
 
 
 def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> bool:
@@ -32,6 +33,10 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
             if movable and not strategy.extended.variable_created_in_scope(variable.value):
                 make_again(variable)
                 moved = True
+                if sums_on_read(raw_value(variable)):  # each copy has the value, and they are added
+                    for number, copy in enumerate(copies_of(variable), first_local_replica(strategy)):
+                        if number > 0:
+                            copy.assign(tf.zeros_like(copy))
     return moved
 
 
