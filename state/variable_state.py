@@ -132,9 +132,13 @@ _GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
 def find_held(model: TrainedModel) -> dict[str, Any]:
-    """Return what the layers of a model hold, and its loss, for `reached`."""
-    layers = {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers_of(model))}
-    return {**layers, "loss": getattr(model, "loss", None)}
+    """Return what the layers of a model hold, and its loss, for `find_reached`."""
+    return {**held_by(layers_of(model)), "loss": getattr(model, "loss", None)}
+
+
+def held_by(layers: Iterable[keras.layers.Layer]) -> dict[str, Any]:
+    """Return what layers hold, of Keras' classes too, for `find_reached`."""
+    return {f"layer {i}": (dict(vars(layer)), layer) for i, layer in enumerate(layers)}
 
 
 def _read(copy: Any) -> np.ndarray:

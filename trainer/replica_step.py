@@ -33,6 +33,7 @@ from ..distribute.step_context import (
 )
 from ..distribute.workers.agreement import spans_workers
 from ..state.random_state import find_reached
+from ..state.variable_state import held_by
 from .inputs.batch import batch_spec, sample_count
 from .parameter_servers.step_results import ReadOnce
 from .partition.labels import SHARES
@@ -176,8 +177,12 @@ def _for_arguments(
         args, kwargs = tf.nest.pack_sequence_as(structure, leaves)
         return convert_as_in(fn, autograph)(*args, **kwargs)
 
+    def find_held() -> list[Any]:
+        return [variable for _, variable in find_reached({**roots, **held_by(layers)}, (tf.Variable,))]
+
     name = f"The step `{getattr(fn, '__name__', fn)}`"
-    partition = StepPartition(Step(call, strategy, name, layers, variables, SHARES, notes_weights=True), said)
+    step_of_user = Step(call, strategy, name, layers, variables, SHARES, True, find_held)
+    partition = StepPartition(step_of_user, said)
 
     def run(tensors: list[tuple[Any, ...]]) -> Any:
         nonlocal autograph

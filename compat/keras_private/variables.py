@@ -103,7 +103,11 @@ def make_again(variable: keras.Variable) -> None:
     variable._value = None
     with tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0):  # the innermost one
         variable._initialize(tf.constant(value, variable.dtype))
-    getattr(variable._value, "_primary", variable._value)._unique_id = old._unique_id
+    made: Any = variable._value
+    getattr(made, "_primary", made)._unique_id = old._unique_id
+    if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
+        # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
+        old.handle._distributed_container = weakref.ref(made)
 
 
 def move_to_device(variable: Any, device: str) -> None:

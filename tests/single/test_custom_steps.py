@@ -555,6 +555,31 @@ def test_layers_that_only_compute_loss_calls_are_trained():
         helpers.assert_close(state(True, home), state(False), 1e-5)
 
 
+def test_optimizer_is_built_for_the_weights_that_keras_step_trains():
+    """It trains `trainable_weights`, so an override of `trainable_variables` changes nothing."""
+
+    def model_of(base):
+        class Named(base):
+            @property
+            def trainable_variables(self):
+                return self.layers[-1].trainable_variables
+
+        inputs = keras.Input((3,))
+        return Named(inputs, keras.layers.Dense(2)(keras.layers.Dense(3)(inputs)))
+
+    def state(base, home=None):
+        keras.utils.set_random_seed(1)
+        with helpers.scope(home):
+            model = model_of(base)
+            model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse", run_eagerly=True)
+        logs = model.fit(X, Y, batch_size=UNEVEN_END, epochs=1, shuffle=False, verbose=0).history
+        return logs, model.get_weights()
+
+    expected = state(keras.Model)
+    for home in (None, helpers.mirrored(2)):
+        helpers.assert_close(state(unisono.Model, home), expected, 1e-5)
+
+
 def test_results_of_metrics_at_the_end_of_an_epoch_are_read_under_the_monitor(monkeypatch):
     """Workers add up their parts for it, so a worker that is lost then must be reported."""
     entered = []

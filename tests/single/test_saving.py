@@ -240,6 +240,26 @@ def test_adopted_model_trains_as_itself_and_keeps_what_it_was():
     assert isinstance(ours, keras.Sequential) and isinstance(ours, unisono.Model)
 
 
+def test_metrics_that_a_function_of_keras_has_built_are_those_of_one_device_after_adoption():
+    """The counts of before are parts of a sum on replicas, so that no more than one copy has them."""
+    x = np.random.default_rng(1).normal(size=(12, 4)).astype("float32")
+    y = (x[:, :1] > 0).astype("float32")
+
+    def logs(home):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", metrics=["mae", keras.metrics.FalseNegatives(0.5)], jit_compile=False)
+        model.train_on_batch(x, y)
+        with helpers.scope(home):
+            model = unisono.adopt(model)
+        before = model.get_metrics_result()
+        return before, model.fit(x, y, batch_size=6, shuffle=False, verbose=0).history
+
+    expected = logs(None)
+    for replicas in (2, 3):
+        helpers.assert_close(logs(helpers.mirrored(replicas)), expected, 1e-5)
+
+
 def test_mobilenet_is_adopted_and_trains_on_two_replicas():
     with helpers.mirrored(2).scope():
         model = unisono.adopt(mobilenet())

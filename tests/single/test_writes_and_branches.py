@@ -291,6 +291,36 @@ def test_plain_variable_from_outside_of_the_scope_is_written_once():
     assert float(count) == 8
 
 
+@pytest.mark.filterwarnings("ignore:.*runs on one replica")
+@pytest.mark.parametrize("eager", [False, True])
+def test_step_on_one_replica_reads_the_sum_of_the_copies_of_a_variable(eager):
+    """TensorFlow divides what is assigned outside of replicas by their number, so no copy has the value."""
+
+    class Scaled(keras.layers.Layer):
+        def build(self, shape):
+            on_read, summed = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
+            zero = tf.zeros((), tf.float64)
+            self.scale = tf.Variable(zero, False, synchronization=on_read, aggregation=summed)
+
+        def call(self, x, training=False):
+            if training:
+                self.scale.assign_add(tf.reduce_mean(x))
+            return x * self.scale
+
+    def state(home):
+        keras.utils.set_random_seed(1)
+        with scope(home):
+            model = unisono.Sequential([keras.Input((4,)), Scaled(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", run_eagerly=eager)
+        scale = model.layers[0].scale
+        model.fit(X, Y, batch_size=5, shuffle=False, verbose=0)
+        scale.assign(np.float64(0.5))
+        logs = model.fit(X, Y, batch_size=5, shuffle=False, verbose=0).history
+        return logs, model.get_weights(), tf.convert_to_tensor(scale)
+
+    assert_close(state(mirrored(3)), state(None), TOLERANCE)
+
+
 def test_optimizer_in_a_branch_with_sharded_state_says_what_to_do():
     home = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), level="optimizer")
     with home.scope():

@@ -66,10 +66,10 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
     # It may call layers that `call` does not.
     own_loss = type(model).compute_loss is not keras.Model.compute_loss
     with explain_errors(model, spec, step=name):
-        _symbolically(model, spec, build_optimizer=not own_loss)
+        _symbolically(model, spec)
     if own_loss and model.optimizer is not None and _unbuilt(model):
         _build_by_custom_step(model, spec, functools.partial(default_test_step, model), build, ())
-    if own_loss and model.optimizer is not None:
+    if model.optimizer is not None:  # for the weights that Keras' step trains, not for `trainable_variables`
         ensure_built(model.optimizer, model.trainable_weights)
 
 
@@ -137,13 +137,13 @@ def _unbuilt(model: TrainedModel) -> int:
     return sum(not part.built for part in [*layers_of(model)[1:], *compiled])
 
 
-def _symbolically(model: TrainedModel, spec: Any, build_optimizer: bool = False) -> None:
-    """Build the model from its `call`, and the metrics and losses of `compile`."""
+def _symbolically(model: TrainedModel, spec: Any) -> None:
+    """Build the model from its `call`, and the metrics and losses of `compile`, but not the optimizer."""
     if _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
         spec = (None,)
     batch, optimizer = keras.tree.map_structure(_symbolic, spec), model.optimizer
-    if not build_optimizer and optimizer is not None and not optimizer.built:
+    if optimizer is not None and not optimizer.built:
         with pretend_built(optimizer):
             build_symbolically(model, batch)
     else:

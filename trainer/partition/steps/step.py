@@ -33,6 +33,7 @@ class Step:
         variables: that it can read, with those of metrics.
         exits: the requested label of its outputs: LOGS, SAMPLES or SHARES.
         notes_weights: whether the divisors of losses are recorded for optimizers that accumulate gradients.
+        find_held: returns the variables of TensorFlow that user code holds; called where the step runs on one replica.
     """
 
     fn: Callable[[Any], Any]
@@ -42,6 +43,7 @@ class Step:
     variables: Sequence[keras.Variable] = ()
     exits: Label = LOGS
     notes_weights: bool = False
+    find_held: Callable[[], Sequence[Any]] = tuple
 
 
 @dataclasses.dataclass

@@ -13,8 +13,10 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.layers import computes_again, layers_of
+from ....compat.keras_private.variables import sums_on_read
 from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel, record_of
+from ....state.variable_state import variables_of
 from ...fit_checks import check_logs
 from ...inputs.batch import batch_spec
 from ...step.global_metrics import losses_count_samples, metrics_of
@@ -72,7 +74,11 @@ class StepPartition:
     def whole(self) -> WholeStep:
         """Return the step that the first replica runs on the whole batch."""
         self._check_runs_on_one("eager steps do")
-        return WholeStep(self._step)
+        return WholeStep(self._step, self._parts_of_sums)
+
+    @functools.cached_property
+    def _parts_of_sums(self) -> list[Any]:
+        return [variable for variable in self._step.find_held() if sums_on_read(variable)]
 
     def _check_runs_on_one(self, reason: Any) -> None:
         if mesh_of(self._step.strategy).divides_weights:
@@ -123,6 +129,7 @@ class ModelPartition:
             [*model.variables, *(v for metric in metrics_of(model) for v in metric.variables)],
             SAMPLES if self._name == "predict_step" else LOGS,
             training and accumulates(model.optimizer),
+            lambda: variables_of(model)["other"],
         )
         return StepPartition(step, record_of(model).said)
 

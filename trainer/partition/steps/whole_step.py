@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,15 +28,15 @@ from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbe
 
 
 class WholeStep:
-    """One step on the whole batch.
+    """One step on the whole batch; `parts_of_sums` are variables of TensorFlow whose copies are added when they are read.
 
     The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of
     variables. User code runs once in each process. Context: replica; the threads take turns, the first one runs until
     it needs the others. One object serves one step (in a graph: one trace) and is called on every replica of this process.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, step: Step, parts_of_sums: Sequence[Any] = ()) -> None:
+        self._step, self._parts_of_sums = step, parts_of_sums
         self._calls: list[tuple[OptimizerCall, list[Any]]] = []  # with the variables written before each
         self._written: list[Any] = []  # after the last call
         self._writes: list[tuple[Any, tf.Tensor]] = []
@@ -50,6 +50,9 @@ class WholeStep:
         """
         step = this_step()
         state = _State(self._step)
+        copies = [] if shares_variables() else [local_copy(variable) for variable in self._parts_of_sums]
+        for copy, total in zip(copies, all_reduce_sum_packed([tf.identity(copy) for copy in copies])):
+            copy.assign(total)
         if local_replica_index() == 0:
             with note_writes() as written:
                 self._compute(data, step, state, written)
@@ -61,6 +64,8 @@ class WholeStep:
                 self._apply(*self._calls[number], step, state)
                 number += 1
         hand_over(self._written)
+        for copy in copies if step.replica_id != 0 else []:  # the first replica holds all of the sum
+            copy.assign(tf.zeros_like(copy))
         self._share_writes(step)
         if self._step.exits == SAMPLES:
             return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
