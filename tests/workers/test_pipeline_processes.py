@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).parent / "programs" / "pipeline.py"
 def test_stage_that_dies_and_one_that_stops_are_named_and_restarts_end_with_the_bits_of_one_process(
     launch_forks, tmp_path
 ):
-    process = launch_forks("--stages", 2, "--restarts", 2, PROGRAM, tmp_path)
+    process = launch_forks("--timeout", 60, "--stages", 2, "--restarts", 2, PROGRAM, tmp_path)
     pid, _ = _stage(process, _wait_for(tmp_path / "training-0", process), 1)
     os.kill(pid, signal.SIGKILL)
     (tmp_path / "struck-0").touch()
@@ -25,7 +25,7 @@ def test_stage_that_dies_and_one_that_stops_are_named_and_restarts_end_with_the_
     os.kill(pid, signal.SIGSTOP)
     (tmp_path / "struck-1").touch()
     said = _wait_for(tmp_path / "lost-1", process)
-    assert f"stage 1 at {address} (/job:worker/task:1) has not answered for 600 s (UNISONO_TIMEOUT)" in said
+    assert f"stage 1 at {address} (/job:worker/task:1) has not answered for 60 s (UNISONO_TIMEOUT)" in said
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert "worker-0-stage-1 failed first: it was killed by SIGKILL" in err
