@@ -242,12 +242,15 @@ def _replace(only_for: tuple[str, ...]) -> Callable[[], object]:
 
 
 def wrap(name: str, around: Callable[..., Any]) -> None:
-    """Call `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing."""
+    """Call `around(original, *arguments)` for a method of `WRAPPED`, permanently; a second call does nothing.
+
+    Another function wraps the first one. One that is defined again, in a closure, has the same code.
+    """
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
     original = inner = getattr(owner, name)
-    while getattr(inner, "__unisono_around__", around) is not around:
+    while (known := getattr(inner, "__unisono_around__", None)) and known.__code__ is not around.__code__:
         inner = inner.__unisono_original__
-    if not hasattr(inner, "__unisono_around__"):
+    if known is None:
         setattr(owner, name, _wrap_call(around, original))
 
 
