@@ -67,6 +67,7 @@ def test_share_of_all_operations_matches_one_device():
     assert len(cases) > 0.8 * len(DRAWN[::SHARE])
 
 
+@pytest.mark.long
 def test_share_of_all_programs_matches_one_device_with_default_collectives(monkeypatch):
     monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
     _assert_drawn_are_right(DRAWN[7 :: 5 * SHARE], 0, QUICK_SIZES, quick=True)

@@ -147,6 +147,7 @@ def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, monkeypatch,
     assert not iterators()
 
 
+@pytest.mark.long
 def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():
     def use(model):
         model.evaluate(X, Y, batch_size=BATCH, verbose=0)

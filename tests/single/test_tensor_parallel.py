@@ -165,7 +165,7 @@ OVER_BATCH = {  # the layouts, the mesh and the parts of the kernel of `down`, o
 
 
 @pytest.mark.parametrize("name", OVER_BATCH)
-@pytest.mark.short("llama")
+@pytest.mark.short("batch alone")
 def test_maps_that_divide_weights_over_the_batch_too_train_as_one_device(name):
     layouts, shape, part = OVER_BATCH[name]
     _, expected = of_transformer()
@@ -486,6 +486,7 @@ def test_pattern_without_a_variable_warns_with_the_nearest_path():
         model.fit(X, X[:, :2], batch_size=8, verbose=0)
 
 
+@pytest.mark.short("sharded")
 @pytest.mark.parametrize("over", [lambda each: each, sharded], ids=["parts", "sharded"])
 def test_backup_of_divided_weights_resumes_on_another_mesh(over, tmp_path):
     def trained(epochs):

@@ -14,6 +14,7 @@ def printed(process):
     return out, err
 
 
+@pytest.mark.long
 def test_example_of_two_workers_is_killed_and_ends(launch_forks, tmp_path):
     program = [EXAMPLES / "two_workers.py", "--folder", tmp_path, "--kill-at", 25]
     out, err = printed(launch_forks("--workers", 2, "--restarts", 1, *program))
