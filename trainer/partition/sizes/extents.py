@@ -185,6 +185,7 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "ResizeNearestNeighborGrad ImageProjectiveTransformV3 ResizeBilinearGrad ResizeBicubicGrad "
     "Multinomial": _first_axis(0),
     "DenseBincount": _bins,
+    "BroadcastGradientArgs": lambda op, inputs: [[None], [None]],
     "InTopKV2": _first_axis(0, 1),
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "MatrixDiag MatrixDiagV2 MatrixDiagV3": _diagonal,
