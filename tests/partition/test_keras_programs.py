@@ -5,6 +5,7 @@ from __future__ import annotations
 import cProfile
 
 import keras
+import numpy as np
 import pytest
 from partition.keras_programs import LAYERS, LOSSES, METRICS, WEIGHTS, L, S, of_layers, of_loss, of_metric
 from partition_in_parts import Parts
@@ -68,6 +69,18 @@ def test_keras_on_batches_of_unknown_extents_matches_the_whole_and_gathers_no_sa
     parts = Parts(make(), *batch, open_axes=True)
     parts.check(PARTS, FLOAT32 if name in SINGLE else FLOAT64)
     assert parts.communicated[0] == GATHERED_OF_UNKNOWN_EXTENTS.get(name, GATHERED.get(name, 0))
+
+
+def test_pictures_behind_a_projection_keep_their_extents_and_gather_no_samples():
+    """TensorFlow's trace does not know the extents after it, but its shape function does when it knows the input's."""
+
+    def build(x):
+        shift = keras.ops.convert_to_tensor([[1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0]])
+        return L.LayerNormalization()(L.Conv2D(2, 3)(keras.ops.image.affine_transform(x, shift)))
+
+    x = np.random.default_rng(0).normal(size=(7, 5, 6, 1))
+    parts = Parts(of_layers(build, x), x).check(PARTS, FLOAT32)
+    assert parts.communicated[0] == 0
 
 
 def _work(blocks):
