@@ -35,6 +35,17 @@ def test_program_on_batches_of_unknown_extents_matches_the_whole(name):
     Parts(fn, *batch, open_axes=True).check(tolerance=FLOAT32 if name in SINGLE else FLOAT64)
 
 
+def test_gradient_of_what_is_added_to_each_sample_is_a_partial_sum_also_where_another_axis_is_unknown():
+    def fn(x, y):
+        with tf.GradientTape() as tape:
+            shift = tf.reduce_mean(y, 0)
+            tape.watch(shift)
+            loss = tf.reduce_mean((x + shift) ** 3)
+        return loss, tape.gradient(loss, shift)
+
+    assert Parts(fn, X, X, open_axes=True).check().communicated[0] == 0
+
+
 def test_bodies_of_nested_branches_hold_no_functions_of_deeper_ones():
     def deep(x, level=5):  # as `keras.ops.associative_scan`, which has 48 levels
         further = tf.less(tf.reduce_sum(x), tf.cast(level - 3, x.dtype))

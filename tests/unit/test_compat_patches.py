@@ -13,6 +13,7 @@ from keras.src.backend.tensorflow import numpy as backend_numpy
 
 import unisono
 import unisono.trainer  # provides the replacements
+from unisono.compat import patches
 from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replace_functions
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretend_replicas
@@ -95,6 +96,22 @@ def test_last_thread_that_leaves_puts_the_originals_back():
             mine.close()
             assert not are_originals(now())
     assert are_originals(now())
+
+
+def test_method_is_wrapped_once_by_one_function_also_where_a_closure_defines_it_again(monkeypatch):
+    calls = []
+
+    def count(number):
+        def around(original):
+            calls.append(number)
+            return original()
+
+        return around
+
+    monkeypatch.setattr(patches.WRAPPED[0].owner, name := patches.WRAPPED[0].name, lambda: "original")
+    for around in (count(0), count(1), lambda original: original().upper(), count(2)):
+        patches.wrap(name, around)
+    assert (getattr(patches.WRAPPED[0].owner, name)(), calls) == ("ORIGINAL", [0])
 
 
 def test_wrapper_that_somebody_puts_around_a_replaced_function_stays():
