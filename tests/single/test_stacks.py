@@ -1,5 +1,7 @@
 """Batches of a `tf.data` pipeline under XLA: drawn into stacks, with the results and errors of the plain graph."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -165,6 +167,14 @@ def test_logs_of_a_step_of_the_users_own(pipeline, monkeypatch):
     assert_close(xla_values, values, FLOAT32, "variables")
     assert_close(list(history.values()), list(right.values()), FLOAT32, "history")
     assert history["rows"] == [BATCH if pipeline == "full batches" else ROWS % BATCH] * 3
+
+
+def test_stack_is_bounded_in_batches_and_in_bytes():
+    def size(samples, *shape):
+        inputs = types.SimpleNamespace(element_spec=tf.TensorSpec([None, *shape], "float32"))
+        return stacks.stack_size(types.SimpleNamespace(inputs=inputs, usual_batch_size=samples))
+
+    assert [size(8, 1), size(1024, 1024), size(1024, 2**20)] == [stacks.MOST_STEPS, 16, 1]
 
 
 def test_stacks_may_be_small(monkeypatch):
