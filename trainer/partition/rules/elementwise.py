@@ -98,9 +98,8 @@ def _linear(view: View) -> Ruling:
     if view.type == "IdentityN":
         return [None] * len(view.labels), list(view.labels)
     if view.type == "Neg" and view.labels[0] in (PARTIAL_MAX, PARTIAL_MIN):
-        if view.values[
-            0
-        ].dtype.is_integer:  # the least integer, of a part without samples, is its own negative
+        # The least integer, of a part without samples, is its own negative.
+        if view.values[0].dtype.is_integer:
             raise Gather
         return [None], [PARTIAL_MIN if view.labels[0] == PARTIAL_MAX else PARTIAL_MAX]
     label = view.labels[0]

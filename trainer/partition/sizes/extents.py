@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .known_inputs import find_traced_shape, require, require_axes, require_fixed
+from .known_inputs import find_traced_shape, infer_shape, require, require_axes, require_fixed
 from .moved_extents import MOVED
 from .size import Extent, Length, Shape, Size, broadcast_extent, equal, same_extent
 from .size_arrays import Unknown, broadcast_shapes, extents_of
@@ -66,7 +66,7 @@ def _first_axis(*numbers: int) -> Callable[..., Shapes]:
 
     def rule(op: tf.Operation, inputs: Sequence[Any]) -> Shapes:
         first = functools.reduce(same_extent, [require(inputs[number].shape)[0] for number in numbers])
-        shapes = [require(find_traced_shape(op, inputs, number)) for number in range(len(op.outputs))]
+        shapes = [require(infer_shape(op, inputs, number)) for number in range(len(op.outputs))]
         rest = [[Size.of(Length()) if extent is None else extent for extent in shape[1:]] for shape in shapes]
         return [[first, *others] if shape else [] for shape, others in zip(shapes, rest)]
 
@@ -185,7 +185,6 @@ _RULES: dict[str, Callable[..., Shapes]] = {
     "ResizeNearestNeighborGrad ImageProjectiveTransformV3 ResizeBilinearGrad ResizeBicubicGrad "
     "Multinomial": _first_axis(0),
     "DenseBincount": _bins,
-    "BroadcastGradientArgs": lambda op, inputs: [[None], [None]],
     "InTopKV2": _first_axis(0, 1),
     "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
     "MatrixDiag MatrixDiagV2 MatrixDiagV3": _diagonal,

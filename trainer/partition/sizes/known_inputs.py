@@ -1,7 +1,6 @@
 """What is known of the inputs of an operation; `Unknown` where it is not."""
 
 from collections.abc import Sequence
-from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -19,35 +18,29 @@ def shape_of(shape: Any) -> Shape:
 
 
 def find_traced_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
-    """Return TensorFlow's static shape of an output, as it would be if its trace had known what is known here.
+    """Return TensorFlow's static shape of an output, without its extents where it took another one of an input for certain.
 
-    TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7: without such an input, its extents are not known.
+    TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
     """
     shape = shape_of(op.outputs[number].shape)
-    pairs = [
-        (tensor, value)
-        for tensor, value in zip(op.inputs, inputs)
-        if tensor.dtype not in (tf.resource, tf.variant)
-    ]
-    if (shape is None or None in shape) and any(starmap(_knows_more, pairs)) and len(pairs) == len(op.inputs):
-        return _infer_again(op, inputs, number)
-    agree = all(shape_of(t.shape) is None or _agree(t.shape.as_list(), value.shape) for t, value in pairs)
-    return shape if agree or shape is None else [None for _ in shape]
+    for tensor, value in zip(op.inputs, inputs):
+        given = shape_of(tensor.shape) if tensor.dtype not in (tf.resource, tf.variant) else None
+        if given is not None and not _agree(given, value.shape):
+            return shape and [None for _ in shape]
+    return shape
 
 
 def _agree(traced: list[Extent], shape: Shape) -> bool:
     return shape is not None and all(a is None or a == b for a, b in zip(traced, shape))
 
 
-def _knows_more(tensor: tf.Tensor, value: Any) -> bool:
-    """Return whether an extent or a number of an input is known here that TensorFlow did not know in the trace."""
-    if plain(value.constant) is not None and tf.get_static_value(tensor) is None:
-        return True
-    traced = shape_of(tensor.shape) or [None] * len(value.shape or ())
-    return any(a is None and isinstance(b, int) for a, b in zip(traced, value.shape or ()))
+def infer_shape(op: tf.Operation, inputs: Sequence[Any], number: int = 0) -> Shape:
+    """Return the static shape that TensorFlow finds for an output from what is known here of the inputs.
 
-
-def _infer_again(op: tf.Operation, inputs: Sequence[Any], number: int) -> Shape:
+    For operations whose extents TensorFlow never takes from a number alone, as it does for `x[:9]`.
+    """
+    if not any(map(_knows_more, op.inputs, inputs)):
+        return find_traced_shape(op, inputs, number)
     with scratch_graph():
         given = [
             tf.compat.v1.placeholder(
@@ -58,6 +51,14 @@ def _infer_again(op: tf.Operation, inputs: Sequence[Any], number: int) -> Shape:
             for value in inputs
         ]
         return shape_of(copy_into_graph(op, given, {}).outputs[number].shape)
+
+
+def _knows_more(tensor: tf.Tensor, value: Any) -> bool:
+    """Return whether an extent or a number of an input is known here that TensorFlow did not know in the trace."""
+    if plain(value.constant) is not None and tf.get_static_value(tensor) is None:
+        return True
+    traced = shape_of(tensor.shape) or [None] * len(value.shape or ())
+    return any(a is None and isinstance(b, int) for a, b in zip(traced, value.shape or ()))
 
 
 def require(shape: Shape) -> list[Extent]:
