@@ -1,4 +1,4 @@
-"""Compares `simulate_scaling` with measured steps of up to four workers whose links are slowed down."""
+"""Compares a scaling estimate with measured steps of up to four workers whose links are slowed down."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def main() -> int:
             ["unshare", "-rnm", sys.executable, "-m", __spec__.name, *sys.argv[1:], "--inside"]
         )
     make_hosts(o.mbyte * 1e6, o.workers)
+    from benchmarks.scaling_estimate import simulate_scaling
     from benchmarks.tables import publish
-    from unisono.distribute import simulate_scaling
 
     small, _ = run(2, 8, together=True)
     latency = max(0.0, small - run(2, 8, together=False)[0]) / 2  # of two messages, with one collective

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .hardware.device_memory import grow_gpu_memory
     from .hardware.devices import simulate_devices
     from .hardware.memory_plan import MemoryPlan, ModelMemory, memory_plans
-    from .hardware.scaling import ScaledStep, simulate_scaling
     from .keras_distribution import strategy_of
     from .means import global_batch_size, global_mean
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
@@ -35,7 +34,6 @@ _NAMES_OF = {
     "hardware.memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
-    "hardware.scaling": ("ScaledStep", "simulate_scaling"),
     "sharding.sharded": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.launchers": ("register_launcher",),

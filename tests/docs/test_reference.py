@@ -31,7 +31,6 @@ SHOWN_BY = {
     "distribute.ParameterServerStrategy": "distribute.ParameterServerError",
     "distribute.Pipeline": "distribute.StageError",
     "distribute.memory_plans": "distribute.MemoryPlan",
-    "distribute.simulate_scaling": "distribute.ScaledStep",
     "mixed_precision.check_progress": "mixed_precision.LossScaleError",
     "mixed_precision.diagnose": "mixed_precision.Diagnosis mixed_precision.NonFinite",
     "model_memory": "distribute.ModelMemory",

@@ -293,7 +293,7 @@ IN_EVERY_STEP = "is called in every step, and takes what a fit has"
 RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its own in this folder"
 # Public names that are missing in the table, with the reason.
 NOT_HERE = {
-    **_same(RESULT, "BackupInfo", "Diagnosis", "MemoryPlan", "NonFinite", "ScaledStep"),
+    **_same(RESULT, "BackupInfo", "Diagnosis", "MemoryPlan", "NonFinite"),
     **_same(KERAS_CHECKS, "Model", "Sequential", "Optimizer", "serialize", "deserialize", "model_from_json"),
     **_same("has none", "global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"),
     **_same(ELSEWHERE, "ParameterServerStrategy", "global_mean", "gather", "policy_scope"),
@@ -302,7 +302,6 @@ NOT_HERE = {
         "find_batch_size",
         "find_learning_rate",
         "register_launcher",
-        "simulate_scaling",
     ),
     **_same(IN_EVERY_STEP, "check_progress", "meeting", "monitored_collective"),
     "batch_statistics": "takes any batch",
