@@ -1,7 +1,6 @@
 """Model.fit: the step, its compilation, and the loop over epochs."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
-from .finders import find_batch_size, find_learning_rate
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
 from .model_memory import model_memory
 from .replica_step import replica_step
@@ -12,8 +11,6 @@ __all__ = [
     "Sequential",
     "adopt",
     "clone_model",
-    "find_batch_size",
-    "find_learning_rate",
     "load_model",
     "model_from_json",
     "model_memory",

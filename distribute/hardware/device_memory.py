@@ -1,6 +1,5 @@
-"""The memory of the devices of this process: total, free, and peak."""
+"""The memory of the devices of this process: total and free."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -8,8 +7,7 @@ import tensorflow as tf
 from ...compat.tensorflow_private.strategies import memory_limit
 from ..arguments import show
 
-STATUS, _CLEAR, _MACHINE = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
+STATUS = Path("/proc/self/status")
 
 
 def grow_gpu_memory(enabled: bool = True) -> list[str]:
@@ -53,47 +51,6 @@ def free_memory(device: str) -> int | None:
     except (ValueError, tf.errors.OpError):
         return None
     return None if limit is None else max(0, limit - taken)
-
-
-class PeakMemory:
-    """The peak memory of one device of this process. All CPUs count as one device, with the memory of the process.
-
-    Raises a RuntimeError if the operating system does not report a process's memory.
-    """
-
-    def __init__(self, devices: Sequence[str]) -> None:
-        names = [tf.DeviceSpec.from_string(device) for device in devices]
-        self._gpus = sorted({f"GPU:{name.device_index}" for name in names if name.device_type == "GPU"})
-        self.reset()
-
-    def reset(self) -> None:
-        """Restart the measurement."""
-        for gpu in self._gpus:
-            tf.config.experimental.reset_memory_stats(gpu)
-        if not self._gpus:
-            try:
-                _CLEAR.write_text("5")
-            except OSError as error:
-                raise RuntimeError(
-                    f"The memory of a process cannot be measured here ({error}): use Linux, or a GPU."
-                ) from error
-
-    def most(self) -> int:
-        """Return the peak bytes since `reset`, of the device with the highest peak."""
-        if self._gpus:
-            return max(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in self._gpus)
-        return bytes_in(STATUS, "VmHWM")
-
-    def limit(self) -> int:
-        """Return the bytes of the smallest device; for the host, the memory of this process plus the free memory."""
-        if self._gpus:
-            return min(memory_limit(gpu) or 0 for gpu in self._gpus)
-        used = bytes_in(STATUS, "VmRSS")
-        free = [bytes_in(_MACHINE, "MemAvailable")]
-        most, now = ((_GROUP / name) for name in ("memory.max", "memory.current"))
-        if most.exists() and (text := most.read_text().strip()).isdigit():
-            free.append(int(text) - int(now.read_text()))
-        return used + max(0, min(free))
 
 
 def bytes_in(file: Path, name: str) -> int:

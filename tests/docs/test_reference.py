@@ -19,7 +19,6 @@ PACKAGES += ("unisono.models", "unisono.optimizers")
 UNDER_ANOTHER_PATH = {
     "unisono.trainer.replica_step.replica_step": "unisono.replica_step",  # its module has the same name
     "unisono.trainer.model_memory.model_memory": "unisono.model_memory",
-    "unisono.trainer.finders.LearningRates": "unisono.find_learning_rate",  # its return type
     "unisono.optimizers.schedules.scaled": "unisono.optimizers.schedules",
     "unisono.optimizers.schedules.ScaledSchedule": "unisono.optimizers.schedules",
 }

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 from gpu_copies import equal_copies
 from helpers import assert_equal
+from peak_memory import PeakMemory
 from tensorflow.python.framework import config
 
 import unisono
 from unisono.distribute.hardware.data_placement import keep_data_on
-from unisono.distribute.hardware.device_memory import PeakMemory
 from unisono.optimizers.stages.sparse_gradients import merge_rows
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
 

@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from peak_memory import PeakMemory
 
 import unisono
 from unisono.commands.plan import main
-from unisono.distribute.hardware.device_memory import PeakMemory
 
 NUMBER = 4  # bytes
 

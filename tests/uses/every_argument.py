@@ -299,8 +299,6 @@ NOT_HERE = {
     **_same(ELSEWHERE, "ParameterServerStrategy", "global_mean", "gather", "policy_scope"),
     **_same(
         "its own tests try them",
-        "find_batch_size",
-        "find_learning_rate",
         "register_launcher",
     ),
     **_same(IN_EVERY_STEP, "check_progress", "meeting", "monitored_collective"),

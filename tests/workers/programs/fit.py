@@ -69,7 +69,6 @@ def arrays(strategy, out, found):
     found.update({f"arrays {name}": values for name, values in history.history.items()})
     found["evaluate"] = model.evaluate(X, Y, sample_weight=WEIGHT, batch_size=16, verbose=0)
     found["predict"] = model.predict(X, batch_size=16, verbose=0)
-    found["rates"] = unisono.find_learning_rate(model, X, Y, batch_size=15, lowest=1e-3, steps=20).losses
     writer = unisono.callbacks.PredictionWriter(f"{out}/written/predictions.npy")
     written = model.predict(X, batch_size=16, verbose=0, callbacks=[writer])
     assert (written is not None) == is_chief()
