@@ -49,7 +49,6 @@ ATTRIBUTES = {
     "tensorflow:data.Options": "_to_proto",
     "tensorflow:data.Dataset": "_GeneratorState _as_serialized_graph _functions _inputs _variant_tensor",
     "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",
-    "tensorflow.python.data.ops.dataset_ops": "_VariantDataset",
     "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
     "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_structure _tensors",
     "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_structure _tensors",

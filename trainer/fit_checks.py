@@ -164,7 +164,7 @@ def _name(strategy: Any) -> str:
     return f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replica(s)"
 
 
-_FROM_0 = ("epochs", "initial_epoch", "validation_sanity_steps")
+_FROM_0 = ("epochs", "initial_epoch")
 _FROM_1_OR_NONE = (
     "batch_size",
     "steps_per_epoch",
@@ -186,11 +186,6 @@ def check_fit(arguments: Any) -> None:
     if split is not False:
         number("validation_split", split, least=0, below=1, optional=True)
     truth("fast_dev_run", arguments.fast_dev_run)
-    if arguments.validation_sanity_steps and data is None and not split:
-        raise ValueError(
-            f"`validation_sanity_steps` ({arguments.validation_sanity_steps}) has nothing to evaluate: pass "
-            "`validation_data` or `validation_split`."
-        )
     several = isinstance(data, tuple | list)
     if isinstance(data, str | bytes | numbers.Number) or (several and not 1 <= len(data) <= 3):
         received = f"a {type(data).__name__} of {len(data)}" if several else show(data)

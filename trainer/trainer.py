@@ -112,7 +112,6 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         per_replica_batch_size: int | None = None,
         fast_dev_run: bool = False,
         overfit_batches: int | None = None,
-        validation_sanity_steps: int = 0,
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
@@ -142,8 +141,6 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
                 Callbacks that write checkpoints or backups are left out.
             overfit_batches: int or None; train only on this many first batches of the data, the same in every epoch and in
                 the order of the data, to see whether the model can memorize them.
-            validation_sanity_steps: int; evaluate this many batches of the validation data before the first epoch, so that a
-                mistake in them raises at once. No callback is called, and later results do not change.
 
         Returns:
             The `keras.callbacks.History` of the epochs.

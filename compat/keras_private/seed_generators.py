@@ -41,14 +41,6 @@ def global_generator() -> tf.random.Generator | None:
     return stateful_random_ops.global_generator
 
 
-def forget_generators(keras: bool, tensorflow: bool) -> None:
-    """Remove the global generators of Keras and TensorFlow; the next use creates new ones."""
-    if keras:
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, None)
-    if tensorflow:
-        stateful_random_ops.global_generator = None
-
-
 class thread_state:
     """Keras' state of this thread (seeds, dtype policy), which a replica's thread takes over by `enter`."""
 

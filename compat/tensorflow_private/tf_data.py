@@ -3,22 +3,18 @@
 import atexit
 import contextlib
 import functools
-import itertools
 import logging
 import threading
 import time
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.data.util import structure
 
-from .pipelines import dataset_graph, datasets_of
+from .pipelines import datasets_of
 
 _log = logging.getLogger("unisono")
 _PATIENCE = 70.0  # seconds; TensorFlow's tuner sleeps for no more than 60
-_STATES_OF_PIPELINES = ("SeedGenerator", "MemoryCache")
-_copies = itertools.count()
 _ending: set[threading.Thread] = set()
 
 # A key in the checkpoint of an iterator for every shuffle in its pipeline that has not reached the end of its input.
@@ -59,17 +55,6 @@ def batch_size(dataset: tf.data.Dataset) -> int | None:
             return int(size)
     sizes = {batch_size(part) for part in dataset._inputs()} - {None}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def copy_dataset(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the same pipeline with a separate state, as if unread; Python functions are shared."""
-    graph = dataset_graph(dataset)
-    for node in graph.node:
-        for handle in node.attr["value"].tensor.resource_handle_val if node.op == "Const" else ():
-            if any(kind in handle.maybe_type_name for kind in _STATES_OF_PIPELINES):
-                handle.name += f"/copy {next(_copies)}"  # is made when it is not found
-    variant = tf.raw_ops.DatasetFromGraph(graph_def=graph.SerializeToString())
-    return dataset_ops._VariantDataset(variant, dataset.element_spec)
 
 
 def save_exactly(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -10,7 +10,6 @@ from unisono.compat.tensorflow_private import tf_data
 from unisono.compat.tensorflow_private.tf_data import (
     LIVE_SHUFFLE,
     _wait_for_ends,
-    copy_dataset,
     count_shuffles,
     end_iterator,
 )
@@ -33,23 +32,6 @@ def test_checkpoint_of_an_iterator_tells_whether_a_shuffle_lives():
     for _ in iterator:
         pass
     assert save_iterator(iterator).count(LIVE_SHUFFLE) == 0
-
-
-def test_copy_of_a_pipeline_shares_no_state_with_it():
-    def pipelines():
-        tf.random.set_seed(1)
-        numbers = tf.data.Dataset.range(8)
-        python = numbers.map(lambda n: tf.numpy_function(lambda v: v * 2, [n], tf.int64))
-        yield from (numbers.shuffle(8), numbers.shuffle(8).cache(), numbers.cache().shuffle(8, seed=3))
-        yield from (numbers.shuffle(4).repeat(2), python.shuffle(8))
-
-    def orders(dataset):
-        return [list(dataset.as_numpy_iterator()) for _ in range(2)]
-
-    alone = [orders(dataset) for dataset in pipelines()]
-    for dataset, expected in zip(pipelines(), alone, strict=True):
-        assert orders(copy_dataset(dataset)) == expected
-        assert orders(dataset) == expected
 
 
 def wait_for(condition):

@@ -259,7 +259,6 @@ def subjects(bench: Bench) -> dict[str, Subject]:
             validation_freq="epochs to validate",
             fast_dev_run="flag",
             overfit_batches="count from 1 or none",
-            validation_sanity_steps="small number",
         ),
         "evaluate": of(
             model.evaluate,

@@ -190,16 +190,6 @@ ARGUMENTS: dict[str, Use] = {
     **_numbers("validation_steps", (0, -1, "2", 1.5), validation_data=V),
     **_numbers("validation_batch_size", (0, "8", 2.5), validation_data=V),
     **_numbers("overfit_batches", (0, -1, "3", 2.5, 0.1, True)),
-    **_numbers("validation_sanity_steps", (-1, "2", 1.5, True, None), validation_data=V),
-    "validation_sanity_steps of nothing": fit(
-        r"`validation_sanity_steps` \(2\)", "pass `validation_data`", validation_sanity_steps=2
-    ),
-    "validation_sanity_steps of a generator": fit(
-        r"`validation_sanity_steps` \(2\)",
-        "pass arrays",
-        validation_sanity_steps=2,
-        validation_data=iter([V] * 9),
-    ),
     **_of("verbose", (7, "yes", -1, 1.5, "0", [1], None), '"auto", 0, 1, 2 or 3'),
     **_of("shuffle", ("rows", 2, "True", [True]), 'True, False or "batch"'),
     **_of("validation_split", (-0.2, 1.0, 1.5, "0.2", NAN, True, [0.2]), "at least 0 and below 1"),

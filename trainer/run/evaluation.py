@@ -1,15 +1,12 @@
-"""`evaluate`, `predict`, forward passes of callbacks, and trials that restore all state. `runner`: a `fit_loop.Runner`."""
+"""`evaluate`, `predict`, and forward passes of callbacks. `runner`: a `fit_loop.Runner`."""
 
 import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from ...callbacks.output_paths import writes_to_stores
-from ...compat.keras_private.seed_generators import forget_generators
 from ...compat.keras_private.training import (
     convert_to_np_if_not_ragged,
     potentially_ragged_concat,
@@ -17,18 +14,12 @@ from ...compat.keras_private.training import (
 )
 from ...compat.shared_change import share_attribute
 from ...distribute.parameter_servers.updates import on_parameter_servers
-from ...optimizers.stages.step_hooks import add_step_hook, remove_step_hook, step_hooks
-from ...state import random_state, variable_state
-from ...state.random_state import find_generators
 from ...state.trained_model import TrainedModel
 from ..inputs import Source, make_source
 from ..inputs.input_checks import name_arguments
-from ..inputs.outside_state import PipelineState
-from ..inputs.sources.derived_inputs import copy_input, first_batches
 from ..step.train_step import forward
 from .callback_list import callback_list
 from .checks.argument_errors import check_labels
-from .fit_inputs import FitArguments
 from .loops.compiled_calls import CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass
@@ -79,21 +70,6 @@ def evaluate(
         logs = steps.epoch_logs(logs)
         callbacks.on_test_end(logs)
     return logs
-
-
-def try_validation(model: TrainedModel, a: FitArguments, runner: Any) -> None:
-    """Evaluate a few batches, so that an error in the validation appears before the first epoch. No callback is called."""
-    if a.validation_data is None or not a.validation_sanity_steps:
-        return
-    x, y, sample_weight = a.validation_data
-    with restore_state(model, (x, y, sample_weight)):
-        steps = a.validation_sanity_steps
-        copy = copy_input(x, f"`validation_sanity_steps` ({steps})")
-        x, y, sample_weight, batch_size = first_batches(
-            copy, y, sample_weight, steps, a.validation_batch_size, a.validation_steps
-        )
-        with pass_source(model, "test", x, y, sample_weight, batch_size=batch_size, steps=None) as source:
-            evaluate(model, source, 0, None, runner)
 
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
@@ -168,57 +144,3 @@ def forward_pass(model: TrainedModel, runner: Any) -> Iterator[int]:
     model.stop_evaluating = False
     for steps, _ in enumerate(runner.run_steps(_ForwardPass(model, state.source, function)), 1):
         yield steps
-
-
-# The state of a loop in a model. How training steps run depends on measurements, so this is excluded, too.
-_ATTRIBUTES = ("fit_state", "history", "stop_training", "stop_evaluating", "train_function")
-
-
-@contextlib.contextmanager
-def restore_state(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """Restore all state at the end of the block, in which the model may be trained or evaluated, even after an error.
-
-    The state is: the variables of the model, its optimizer and its metrics, and those that layers hold; the loops'
-    attributes of the model; and random generators, see `restore_generators`. The model, its optimizer and its metrics are
-    built; `inputs`, a nest of the user's inputs, are read through `copy_input`. Context: host; on every worker.
-    """
-    strategy = model.distribute_strategy
-    variables = [v for group in variable_state.variables_of(model).values() for v in group]
-    values = [variable_state.capture(v, strategy, lambda _, array: np.array(array)) for v in variables]
-    names = _ATTRIBUTES
-    hooks = [(hook, phase) for phase in ("train", "test") for hook in step_hooks(model, phase)]
-    for hook, phase in hooks:
-        remove_step_hook(model, hook)
-        names = (*names, *(["test_function"] if phase == "test" else []))
-    attributes = {name: vars(model).pop(name) for name in names if name in vars(model)}
-    model.fit_state = attributes.get("fit_state")
-    model.train_function, model.test_function = None, vars(model).get("test_function")
-    model.stop_training = model.stop_evaluating = False
-    with restore_generators(model, inputs):
-        try:
-            yield
-        finally:
-            for name in names:
-                vars(model).pop(name, None)
-            vars(model).update(attributes)
-            for hook, phase in hooks:
-                add_step_hook(model, hook, phase)
-            for variable, value in zip(variables, values):
-                variable_state.restore(variable, value)
-
-
-@contextlib.contextmanager
-def restore_generators(model: TrainedModel, inputs: Any) -> Iterator[None]:
-    """Restore the generators of Keras, TensorFlow, NumPy and Python, and those that layers, the loss and inputs hold."""
-    leaves = tf.nest.flatten(inputs)
-    pipelines = [PipelineState(x) for x in leaves if isinstance(x, tf.data.Dataset)]
-    given = {f"input {i}": x for i, x in enumerate(leaves)}
-    held = find_generators({**variable_state.find_held(model), **given})
-    drawn = random_state.capture(held)
-    try:
-        yield
-    finally:
-        for pipeline in pipelines:
-            pipeline.restore(pipeline.state())
-        forget_generators(keras="keras" not in drawn, tensorflow="tensorflow" not in drawn)
-        random_state.restore(drawn, held)

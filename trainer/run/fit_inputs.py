@@ -17,7 +17,7 @@ from ..inputs.sources.make_source import kind_of
 
 @dataclasses.dataclass
 class FitArguments:
-    """The arguments of `fit`, checked; `batch_size` is the global batch. `sources` completes those of the validation."""
+    """The arguments of `fit`, checked; `batch_size` is the global batch."""
 
     model: dataclasses.InitVar[TrainedModel]
     x: Any = None
@@ -39,7 +39,6 @@ class FitArguments:
     per_replica_batch_size: dataclasses.InitVar[int | None] = None
     fast_dev_run: bool = False
     overfit_batches: int | None = None
-    validation_sanity_steps: int = 0
 
     def __post_init__(self, model: TrainedModel, per_replica_batch_size: int | None) -> None:
         self.batch_size = fit_checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
@@ -76,16 +75,17 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
     )
     if validation_data is None:
         return source, None
-    val_x, val_y, val_weight = a.validation_data = unpack_x_y_sample_weight(validation_data)
+    val_x, val_y, val_weight = unpack_x_y_sample_weight(validation_data)
+    val_size = a.validation_batch_size
     names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
     with name_arguments("validation_data", **names):
-        if a.validation_batch_size is None and kind_of(val_x) == "array":
-            a.validation_batch_size = a.batch_size
+        if val_size is None and kind_of(val_x) == "array":
+            val_size = a.batch_size
         validation = make_source(
             val_x,
             val_y,
             val_weight,
-            batch_size=a.validation_batch_size,
+            batch_size=val_size,
             steps_per_epoch=a.validation_steps,
             strategy=strategy,
             other=source,

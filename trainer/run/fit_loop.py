@@ -22,7 +22,7 @@ from ..inputs.input_checks import name_arguments
 from ..step.variable_placement import place_with_model
 from . import build
 from .checks.argument_errors import check_labels, check_validation
-from .evaluation import evaluate, forward_pass, try_validation
+from .evaluation import evaluate, forward_pass
 from .fit_begin import begin_fit
 from .fit_inputs import FitArguments, draw_seed, sources
 from .logs.step_logs import record_steps
@@ -153,8 +153,6 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         state.epoch = epoch_to_begin_with(model) or state.epoch
         state.function = None if model.train_function is made else made
         runner.begin_steps(model, state)
-        if (state.epoch, state.step, state.epoch_logs) == (a.initial_epoch, 0, {}):  # else it is resumed
-            try_validation(model, a, runner)
         logs = None
         workers = Workers(model, "stop_training")
         while state.epoch < state.epochs and not workers.is_stopped():

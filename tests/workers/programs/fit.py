@@ -63,7 +63,7 @@ def arrays(strategy, out, found):
     ]
     if is_chief():  # as in many programs: the other workers do not have this callback
         callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None))
-    options = {"validation_split": 0.2, "validation_sanity_steps": 1, "callbacks": callbacks}
+    options = {"validation_split": 0.2, "callbacks": callbacks}
     # Neither 15 nor the last 10 samples divide by 4.
     history = model.fit(X, Y, sample_weight=WEIGHT, batch_size=15, epochs=3, verbose=2, **options)
     found.update({f"arrays {name}": values for name, values in history.history.items()})

@@ -1,7 +1,6 @@
-"""Inputs derived from an input: its first batches, the parts of a validation split, a copy to read without side effects."""
+"""Inputs derived from an input: its first batches, and the parts of a validation split."""
 
 import collections
-import copy
 import itertools
 import math
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ....compat.tensorflow_private.tf_data import copy_dataset
 from ....distribute.arguments import number
 from .. import input_checks
 from ..batch import slice_samples
@@ -89,19 +87,3 @@ def _samples_of(arrays: tuple[Any, ...], start: int, stop: int) -> tuple[Any, An
 
     x, y, sample_weight = tf.nest.map_structure(cut, arrays)
     return x, y, sample_weight
-
-
-def copy_input(x: Any, asked_by: str) -> Any:
-    """Return `x`, or a copy to read without changing `x`; raise for `asked_by` if it can be read only once."""
-    kind = kind_of(x)
-    if kind in ("generator", DISTRIBUTED):
-        raise ValueError(
-            f"{asked_by} needs an input that can be read without side effects, and reading a {kind} would consume its "
-            "batches: pass arrays, a keras.utils.PyDataset, or a tf.data.Dataset."
-        )
-    if kind in ("Keras data adapter", "tf.data.Dataset"):
-        return copy_dataset(x.get_tf_dataset() if kind == "Keras data adapter" else x)
-    if kind == "PyDataset":
-        x = copy.copy(x)
-        x.on_epoch_begin = x.on_epoch_end = lambda: None
-    return x
