@@ -30,7 +30,6 @@ from .safe_file import SaveError
 from .saving.checkpoint_files import verify_checkpoint
 from .saving.model_checkpoint import ModelCheckpoint
 from .saving.prediction_writer import PredictionWriter
-from .stochastic_weight_averaging import StochasticWeightAveraging
 
 __all__ = [
     "AnomalyReport",
@@ -57,7 +56,6 @@ __all__ = [
     "ReduceLROnPlateau",
     "RemoteMonitor",
     "SaveError",
-    "StochasticWeightAveraging",
     "SwapEMAWeights",
     "TensorBoard",
     "TerminateOnNaN",

@@ -51,7 +51,6 @@ NEIGHBOURS = {
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",
         "trainer/compile_checks.py _check_outputs",
-        "callbacks/stochastic_weight_averaging.py on_train_end",
         "callbacks/monitoring/profiler.py on_train_end",
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/saving/model_checkpoint.py _is_wanted",
@@ -152,7 +151,7 @@ def program(function):
 
 @program
 def fit_to_every_limit(tmp_path, monkeypatch):
-    """As many batches as steps, the last step profiled, the last epoch averaged, as many compilations as allowed."""
+    """As many batches as steps, the last step profiled, as many compilations as allowed."""
     monkeypatch.setattr(
         tf_data, "_ending", ending := set()
     )  # without those of earlier tests, which may wait for more
@@ -166,7 +165,6 @@ def fit_to_every_limit(tmp_path, monkeypatch):
             steps_per_epoch=3,
             verbose=0,
             callbacks=[
-                callbacks.StochasticWeightAveraging(start_from_epoch=1),
                 callbacks.TensorBoard(tmp_path / "board", profile_batch=(1, 1)),
                 callbacks.Profiler(tmp_path / "profile", steps=(6, 6)),
                 callbacks.AnomalyReport(),
@@ -347,7 +345,7 @@ def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
 
     model = WithLogs([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
-    model.fit(*arrays(), batch_size=4, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()])
+    model.fit(*arrays(), batch_size=4, verbose=0)
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

@@ -74,7 +74,6 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"log_dir": "path", "steps": "pair of steps or none", "port": "port or none"},
     ),
     "ProgressBar": ({}, {"stream": "none", "clock": "function"}),
-    "StochasticWeightAveraging": ({}, {"start_from_epoch": "count", "every": "count from 1"}),
     "TensorBoard": (
         {"log_dir": "logs"},
         {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from uses.bench import NAN, Bench, Use, X, Y, keras, unisono
+from uses.bench import NAN, Bench, Use, keras, unisono
 
 callbacks = unisono.callbacks
 ExponentialDecay = keras.optimizers.schedules.ExponentialDecay
@@ -20,7 +20,7 @@ def made(make: Callable[[Bench], Any], *words: str) -> Use:
 def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dict[str, Use]:
     """One argument of one callback, with each of the values."""
     places = {"ModelCheckpoint": "{epoch}.keras", "JSONLines": "log.jsonl", "TrainingReport": "report.html"}
-    nowhere = {"ProgressBar", "StochasticWeightAveraging", "EarlyStopping", "ReduceLROnPlateau"}
+    nowhere = {"ProgressBar", "EarlyStopping", "ReduceLROnPlateau"}
     nowhere |= {"AnomalyReport"}
 
     def make(bench: Bench, value: Any) -> Any:
@@ -165,14 +165,6 @@ SETTINGS: dict[str, Use] = {
     **_of("BackupAndRestore", "background", "True or False", "no"),
     **_of("BackupAndRestore", "delete_when_done", "True or False", "no"),
     **_of("BackupAndRestore", "save_before_preemption", "True or False", "no"),
-    **_of("StochasticWeightAveraging", "start_from_epoch", "whole number", -1, "1", 0.5, True, None),
-    **_of("StochasticWeightAveraging", "every", "whole number", 0, "step", 1.5, True, None),
-    "StochasticWeightAveraging with use_ema": (
-        lambda b: b.new(optimizer=keras.optimizers.SGD(use_ema=True)).fit(
-            X, Y, verbose=0, callbacks=[callbacks.StochasticWeightAveraging()]
-        ),
-        ("use_ema=True", "use one of them"),
-    ),
     "PredictionWriter in fit": made(
         lambda b: callbacks.PredictionWriter(b.folder / "p.npy"), "`PredictionWriter`", "to `predict`"
     ),
