@@ -29,7 +29,6 @@ from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .saving.checkpoint_files import verify_checkpoint
 from .saving.model_checkpoint import ModelCheckpoint
-from .saving.prediction_writer import PredictionWriter
 
 __all__ = [
     "AnomalyReport",
@@ -49,7 +48,6 @@ __all__ = [
     "ModelCheckpoint",
     "NewerFormatError",
     "OrbaxCheckpoint",
-    "PredictionWriter",
     "Profiler",
     "ProgbarLogger",
     "ProgressBar",

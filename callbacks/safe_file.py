@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from ..distribute.objects import is_remote, names_in, open_plain, upload
 from .process_identity import ProcessIdentity, this_process
 
-_TEMPORARY = re.compile(r"^\.(.*)\.([0-9a-f-]+)\.tmp(?:\.|$)")
+_TEMPORARY = re.compile(r"^\..*\.([0-9a-f-]+)\.tmp(?:\.|$)")
 _DAY = 86400.0  # seconds
 _MOST_BYTES = 1 << 20  # at the beginning and at the end of a file that are read to find out who wrote it
 
@@ -65,27 +65,16 @@ def write_safely(
 def rename_safely(
     temporary: Path, path: Path, check: Callable[[], object] = lambda: None, new: bool = False
 ) -> Iterator[None]:
-    """Do the same for a body that writes `temporary` itself, a file or a folder next to `path`, which it replaces.
-
-    A crash between the two renames of a folder leaves none: never one that is half old, or incomplete.
-    """
-    replaced = None
+    """Do the same for a body that writes the file `temporary` itself, next to `path`, which it replaces."""
     try:
         yield
-        is_folder = temporary.is_dir()
-        for file in temporary.iterdir() if is_folder else [temporary]:
-            with open(file, "rb+") as stream:
-                os.fsync(stream.fileno())
+        with open(temporary, "rb+") as stream:
+            os.fsync(stream.fileno())
         check()
-        if is_folder:
-            sync_directory(temporary)
-            if path.exists():
-                replaced = temporary.with_name(f"{temporary.name}.old")
-                os.rename(path, replaced)
         _rename(temporary, path, new)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            remove(temporary)
+            temporary.unlink()
         if isinstance(error, OSError) and not isinstance(error, SaveError):
             raise save_error(temporary.parent, error) from error
         raise
@@ -97,8 +86,6 @@ def rename_safely(
             f"{path} is complete, but flushing its directory failed ({error.strerror}): it may be lost if the machine "
             "loses power now. Check the disk and run again.",
         ) from error
-    if replaced is not None:
-        remove(replaced)
 
 
 def _rename(temporary: Path, path: Path, new: bool) -> None:
@@ -182,25 +169,17 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{stem}.{this_process()}.tmp{dot}{suffixes}")
 
 
-def remove_leftovers(directory: Any, begin: str = "") -> None:
-    """Remove incomplete files named `begin...` whose writers no longer exist; those of other machines when a day old."""
+def remove_leftovers(directory: Any) -> None:
+    """Remove incomplete files whose writers no longer exist; those of other machines when a day old."""
     for name in () if is_remote(directory) else names_in(directory):
         match = _TEMPORARY.match(name)
-        process = ProcessIdentity.parse(match[2]) if match and match[1].startswith(begin) else None
+        process = ProcessIdentity.parse(match[1]) if match else None
         if process is None or process == this_process():
             continue
         with contextlib.suppress(OSError):
             runs, path = process.runs(), directory / name
             if runs is False or (runs is None and time.time() - path.lstat().st_mtime > _DAY):
-                remove(path)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with its contents."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+                path.unlink()
 
 
 def sync_directory(directory: Path) -> None:

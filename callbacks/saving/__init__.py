@@ -1,1 +1,1 @@
-"""Callbacks that write models and predictions to files."""
+"""Callbacks that write models to files."""

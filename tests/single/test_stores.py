@@ -484,14 +484,6 @@ def test_file_of_others_is_rejected_before_the_first_step():
     assert UPath("memory://bucket/log.jsonl").read_bytes() == b"mine"
 
 
-def test_predictions():
-    model = train()
-    for url in ("memory://bucket/p.npy", "memory://bucket/folder"):
-        outputs = model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(url)])
-        assert np.array_equal(outputs, model.predict(X, verbose=0))
-    assert sorted(MemoryFileSystem.store) == ["/bucket/folder/0.npy", "/bucket/p.npy"]
-
-
 def test_upload_that_fails_while_training_is_tried_again(monkeypatch):
     """The callback's file is complete at the end, and one warning says that an upload failed."""
     from unisono.callbacks import spool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 
 import keras
 import numpy as np
@@ -38,10 +37,6 @@ def fit(model, callback, **arguments):
 
 def report(path):
     return callbacks.TrainingReport(path, gradient_norm=False)
-
-
-def predict(model, path, *others):
-    model.predict(X, verbose=0, callbacks=[callbacks.PredictionWriter(path), *others])
 
 
 FILES = {  # name -> (the callback for a folder, the user's files that it would overwrite)
@@ -110,34 +105,6 @@ def test_own_anomaly_report_is_overwritten(tmp_path, model):
             callback = callbacks.AnomalyReport(tmp_path / "a.json")
             model.fit(X * np.nan, Y, batch_size=4, verbose=0, callbacks=[callback])
         assert json.loads((tmp_path / "a.json").read_text())["step"] == 1
-
-
-def test_predictions_replace_predictions_alone(tmp_path, model):
-    folder, file = tmp_path / "p", tmp_path / "p.npy"
-    for path in (folder, file):
-        for _ in range(2):
-            predict(model, path)
-    for mine in (folder / "labels.npy", folder / "0.npy", file):
-        np.save(mine, Y)
-        before = mine.read_bytes()
-        with pytest.raises((ValueError, SaveError), match="did not write"):
-            predict(model, mine.parent if mine != file else file)
-        assert mine.read_bytes() == before
-        mine.unlink()
-    predict(model, folder)
-    copy = shutil.copy(folder / "0.npy", folder / "kept.npy")
-    with pytest.raises(ValueError, match=r"kept\.npy, which `PredictionWriter` did not write"):
-        predict(model, folder)
-    np.testing.assert_array_equal(np.load(copy, mmap_mode="r"), np.load(folder / "0.npy"))
-
-
-def test_file_that_comes_while_predictions_are_made_is_left(tmp_path, model):
-    mine = keras.callbacks.LambdaCallback()
-    mine.on_predict_batch_end = lambda batch, logs=None: np.save(tmp_path / "p.npy", Y)
-    with pytest.raises(SaveError, match="did not write"):
-        predict(model, tmp_path / "p.npy", mine)
-    np.testing.assert_array_equal(np.load(tmp_path / "p.npy"), Y)
-    assert [path.name for path in tmp_path.iterdir()] == ["p.npy"]
 
 
 def test_cleaning_up_backups_leaves_other_files_of_such_names(tmp_path, model):

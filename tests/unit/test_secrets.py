@@ -46,7 +46,7 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
     url = f"https://user:{MARKER}@host/data"
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", url)  # the report shows this variable
     monkeypatch.setattr(sys, "argv", ["train.py", "--api-key", MARKER, f"--data={url}", url])
-    model = fitted(
+    fitted(
         callbacks.TrainingReport(tmp_path / "report.html"),
         callbacks.JSONLines(tmp_path / "lines.jsonl", every=1),
         callbacks.TensorBoard(tmp_path / "logs", update_freq=1, write_graph=True),
@@ -54,11 +54,10 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path, monkeypatch, capsys):
         callbacks.BackupAndRestore(tmp_path / "backup", delete_when_done=False),
         keras.callbacks.CSVLogger(tmp_path / "log.csv"),
     )
-    model.predict(np.ones((4, 1)), verbose=0, callbacks=[callbacks.PredictionWriter(tmp_path / "p.npy")])
     records.write(tmp_path, records.Record("worker 0", 1, 0.0))
     assert main(["report", str(tmp_path), "--output", str(tmp_path / "again.html")]) == 0
     found = dict(texts_in(tmp_path))
-    assert {"report.html", "report.jsonl", "again.html", "lines.jsonl", "log.csv", "p.npy"} <= found.keys()
+    assert {"report.html", "report.jsonl", "again.html", "lines.jsonl", "log.csv"} <= found.keys()
     assert any("tfevents" in name for name in found) and any(name.endswith(".unisono") for name in found)
     assert [name for name, text in found.items() if MARKER.encode() in text] == []
     assert MARKER not in "".join(capsys.readouterr())

@@ -22,7 +22,6 @@ WRITERS = {
     "BackupAndRestore": (callbacks.BackupAndRestore, "directory", "b"),
     "JSONLines": (callbacks.JSONLines, "path", "a.jsonl"),
     "ModelCheckpoint": (callbacks.ModelCheckpoint, "filepath", "{epoch}.keras"),
-    "PredictionWriter": (callbacks.PredictionWriter, "path", "a.npy"),
     "Profiler": (callbacks.Profiler, "log_dir", "logs"),
     "TrainingReport": (callbacks.TrainingReport, "path", "a.html"),
     "compare_reports": (callbacks.compare_reports, "paths", "a.jsonl"),

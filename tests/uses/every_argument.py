@@ -68,7 +68,6 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             **_same("count from 1 or none", "keep_best", "keep_last"),
         },
     ),
-    "PredictionWriter": ({"path": "predictions"}, {"path": "path"}),
     "Profiler": (
         {"log_dir": "profile"},
         {"log_dir": "path", "steps": "pair of steps or none", "port": "port or none"},

@@ -165,13 +165,6 @@ SETTINGS: dict[str, Use] = {
     **_of("BackupAndRestore", "background", "True or False", "no"),
     **_of("BackupAndRestore", "delete_when_done", "True or False", "no"),
     **_of("BackupAndRestore", "save_before_preemption", "True or False", "no"),
-    "PredictionWriter in fit": made(
-        lambda b: callbacks.PredictionWriter(b.folder / "p.npy"), "`PredictionWriter`", "to `predict`"
-    ),
-    "PredictionWriter in a number": _given("PredictionWriter", 3, "`path`", "must be a path", "Received: 3"),
-    "PredictionWriter in a bucket": _given(
-        "PredictionWriter", "abc://a/p.npy", "`path`", "abc://a", "fsspec does not know"
-    ),
     **_of("JSONLines", "every", "whole number", 0, "step", 1.5, True, None),
     **_of("JSONLines", "clock", "function", 3),
     **_of("Profiler", "steps", "(first, last)|whole number", (20, 10), (0, 5), "10", 10, (1.0, 2), (1,), ()),

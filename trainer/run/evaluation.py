@@ -74,12 +74,8 @@ def evaluate(
 
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
     """Return the outputs for one pass over `source`, in order. Context: host."""
-    with runner.watch(model), contextlib.ExitStack() as at_exit:
+    with runner.watch(model):
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-        for callback in callbacks.callbacks:
-            if hasattr(callback, "on_predict_exit"):
-                at_exit.callback(callback.on_predict_exit)
-        taking = [each for each in callbacks.callbacks if hasattr(each, "take_outputs")]
         runner.build(model, source.spec, step="predict_step")
         runner.make_function(model, "predict")
         model.stop_predicting = False
@@ -90,16 +86,11 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
         runner.prepare(model, "predict", source, callbacks.callbacks)
         with contextlib.closing(runner.run_steps(Pass(model, source, callbacks, "predict"))) as calls:
             for batch, new in calls:
-                joined = concatenate(new)
-                outputs += [] if taking else new
-                for callback in taking:
-                    callback.take_outputs(joined)
-                callbacks.on_predict_batch_end(batch, {"outputs": joined})
+                outputs += new
+                callbacks.on_predict_batch_end(batch, {"outputs": concatenate(new)})
         callbacks.on_predict_end()
     if batch < 0:
         raise ValueError("`predict()` got no batch from `x`: pass at least one sample.")
-    if taking:
-        return taking[0].outputs()
     return keras.tree.map_structure(convert_to_np_if_not_ragged, concatenate(outputs))
 
 
