@@ -1,7 +1,6 @@
 """When the loop calls the per-batch hooks of a callback, and with which logs."""
 
 import contextlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,7 +55,6 @@ def steps_until_call(
             phase == "test"
             and (_logs_no_batch(callback) or (records_logs and only_reads_logs(callback, phase)))
         )
-        or _read_old_name(callback, "waits_for_executions", "waits_for_compiled_calls")
     )
     if waits:
         return None
@@ -74,8 +72,7 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
 
 def own_schedule(callback: Any) -> Any:
     """Return the method `steps_until_call` of a callback that has one; else None."""
-    schedule = getattr(callback, "steps_until_call", None)
-    return schedule or _read_old_name(callback, "steps_to_wake", "steps_until_call")
+    return getattr(callback, "steps_until_call", None)
 
 
 def takes_step_logs(callback: Any) -> bool:
@@ -190,11 +187,3 @@ def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:
     hooks = [(hook, vars(callback).get(hook, getattr(type(callback), hook))) for hook in _BATCH_HOOKS[phase]]
     base = keras.callbacks.Callback
     return [hook for hook, own in hooks if own is not getattr(base, hook) and not is_default_hook(own)]
-
-
-def _read_old_name(callback: Any, old: str, new: str) -> Any:
-    """Return an attribute under its name of version 0.2."""
-    if (found := getattr(callback, old, None)) is not None:
-        text = f"`{old}` of {type(callback).__name__} is deprecated: rename it to `{new}`."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return found

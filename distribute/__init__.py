@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .sharding.sharded import sharded
     from .workers.cluster import is_chief, num_workers, worker_index
     from .workers.launchers import register_launcher
-    from .workers.peer_monitor import meeting, monitored_collective
+    from .workers.peer_monitor import monitored_collective
 
 _NAMES_OF = {
     "automatic": ("auto_strategy", "cluster_resolver"),
@@ -37,7 +37,7 @@ _NAMES_OF = {
     "sharding.sharded": ("sharded",),
     "workers.cluster": ("is_chief", "num_workers", "worker_index"),
     "workers.launchers": ("register_launcher",),
-    "workers.peer_monitor": ("meeting", "monitored_collective"),
+    "workers.peer_monitor": ("monitored_collective",),
 }
 __all__ = sorted(name for names in _NAMES_OF.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]
 

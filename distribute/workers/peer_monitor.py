@@ -7,7 +7,6 @@ import contextlib
 import re
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -206,13 +205,3 @@ def monitor_call(ran_before: bool, drawn: tf.Tensor | None = None) -> contextlib
     read in the pass, and 1 once the data has ended.
     """
     return contextlib.nullcontext() if _monitor is None else _monitor.monitor(ran_before, drawn)
-
-
-def meeting(familiar: bool = True) -> contextlib.AbstractContextManager[None]:
-    """Deprecated: the former name of `monitored_collective`."""
-    warnings.warn(
-        "`unisono.distribute.meeting` is deprecated: use `unisono.distribute.monitored_collective(ran_before=...)`.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return monitored_collective(familiar)

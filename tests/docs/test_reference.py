@@ -35,7 +35,6 @@ SHOWN_BY = {
     "model_memory": "distribute.ModelMemory",
     "optimizers.serialize": "optimizers.deserialize",
 }
-NO_EXAMPLE = {"distribute.meeting"}  # deprecated
 
 
 def public_names(package):
@@ -76,7 +75,7 @@ def ours(value):
 def test_every_public_name_has_an_example_or_is_in_the_docstring_of_another():
     texts = {name.partition(".")[2]: value.__doc__ or "" for name, value in values() if ours(value)}
     shown = {name for other, names in SHOWN_BY.items() for name in names.split() if ">>> " in texts[other]}
-    assert {name for name, text in texts.items() if ">>> " not in text} == shown | NO_EXAMPLE
+    assert {name for name, text in texts.items() if ">>> " not in text} == shown
     for other, names in SHOWN_BY.items():
         assert [name for name in names.split() if name.rpartition(".")[2] not in texts[other]] == []
 

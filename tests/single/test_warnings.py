@@ -59,8 +59,6 @@ NEIGHBOURS = {
         "callbacks/spool.py __exit__",
         "callbacks/spool.py _tick",
         "callbacks/saving/checkpoint_files.py keep_foreign_file",
-        "callbacks/call_schedule.py _read_old_name",
-        "distribute/workers/peer_monitor.py meeting",
         "compat/tensorflow_private/tf_data.py _wait_for_ends",
     ],
     "resumed fit": [

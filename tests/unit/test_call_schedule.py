@@ -95,16 +95,6 @@ def test_only_a_class_declares_that_it_reads():
     assert steps_until_call(callback, 0, records_logs=True) == 1
 
 
-def test_names_of_version_0_2_still_count_with_a_warning():
-    own = kind("Old", base=OnBatch, steps_to_wake=lambda self, step: 10 - step)()
-    words = "`steps_to_wake` of Old is deprecated: rename it to `steps_until_call`"
-    with pytest.warns(DeprecationWarning, match=words):
-        assert steps_until_call(own, 4) == 6
-    waiting = kind("Waiting", base=OnBatch, waits_for_executions=True)()
-    with pytest.warns(DeprecationWarning, match="rename it to `waits_for_compiled_calls`"):
-        assert steps_until_call(waiting, 4) is None
-
-
 class At(keras.callbacks.Callback):
     """Must be called after every `every` steps."""
 

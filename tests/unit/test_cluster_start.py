@@ -17,7 +17,6 @@ from unisono.distribute import (
     auto_strategy,
     environment,
     is_chief,
-    meeting,
     num_workers,
     simulate_devices,
     worker_index,
@@ -368,11 +367,6 @@ def test_alone_everything_is_agreed(monkeypatch):
     assert (is_chief(), num_workers(), worker_index()) == (True, 1, 0)
     assert from_chief([1.5]) == [1.5]
     check_same_everywhere({"rows": 3}, "fit")
-
-
-def test_former_name_of_monitored_collective_works_and_warns():
-    with pytest.warns(DeprecationWarning, match="monitored_collective"), meeting():
-        pass
 
 
 def test_gpus_that_slurm_has_bound_to_tasks_are_told_apart(monkeypatch):
