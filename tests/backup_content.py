@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-SUMMARY = {"epoch": 1, "step": 2, "total_steps": 5}
+SUMMARY = {"epoch": 1, "step": 2, "total_steps": 5, "run": "1"}
 
 
 def python_state():
@@ -39,7 +39,6 @@ def backup_content(**extra):
             "step_logs": {"loss": float("nan")},
             "epoch_logs": {},
             "stop_training": False,
-            "plan": {"steps": 3},
         },
         "variables": {
             "model": [weights],

@@ -195,11 +195,6 @@ class HalfPrecisionAggregation(Piece):
         if self.dtype not in (tf.float16, tf.bfloat16):
             one_of("dtype", self.dtype, ("float16", "bfloat16"))
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> HalfPrecisionAggregation:
-        """Reverse `get_config`, also of version 0.2, which had a second argument."""
-        return cls(config["dtype"])
-
     def __call__(self, grads_and_vars: GradsAndVars) -> Pairs:
         """Context: replica."""
         pairs = list(grads_and_vars)

@@ -26,7 +26,7 @@ _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shar
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 _CODE = " code "  # and a checksum of the compiled code, which differs between versions of Python
-_VALUES = " values "  # and a checksum of those that a function is bound to; version 0.2 wrote none
+_VALUES = " values "  # and a checksum of those that a function is bound to
 
 
 def settings_of(model: Any) -> dict[str, Any]:
@@ -91,10 +91,8 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
             item = f"{what.removesuffix(' layers')} {names[0]}" if named else f"{what} {number}"
             yield from differences(item, old, new, same_versions)
         return
-    exact = same_versions and _VALUES in str(saved) and _VALUES in str(now)
-    if isinstance(saved, str) and isinstance(now, str) and not exact:
-        mark = _VALUES if same_versions else _CODE
-        saved, now = saved.partition(mark)[0], now.partition(mark)[0]
+    if isinstance(saved, str) and isinstance(now, str) and not same_versions:
+        saved, now = saved.partition(_CODE)[0], now.partition(_CODE)[0]
     if saved != now:
         yield f"{what}: {_show(saved)} in the backup, {_show(now)} now"
 

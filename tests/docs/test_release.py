@@ -39,11 +39,11 @@ def test_what_stands_against_a_release_is_named(wrong, said):
     assert re.search(said, sentence)
 
 
-def test_the_citation_names_the_version():
-    import unisono
-
+def test_the_citation_names_the_newest_release():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {unisono.__version__}\n" in citation
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version, day = re.search(r"^## \[([\d.]+)\] - (.*)$", changelog, re.MULTILINE).groups()
+    assert f"\nversion: {version}\ndate-released: {day}\n" in citation
 
 
 def test_the_badges_of_the_readme_are_those_of_workflows_that_exist():
@@ -86,7 +86,7 @@ def test_the_version_has_one_place_and_the_package_is_typed():
     import unisono
 
     assert PROJECT["project"]["dynamic"] == ["version"]
-    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", unisono.__version__)
+    assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?(\.dev\d+)?", unisono.__version__)
     assert (ROOT / "unisono" / "py.typed").exists()
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import os
+import pathlib
 import shutil
 import subprocess
 import threading
@@ -22,6 +23,7 @@ from unisono.callbacks import (
     latest_backup,
     list_backups,
     process_identity,
+    read_backup,
     safe_file,
     verify_checkpoint,
 )
@@ -34,6 +36,10 @@ from unisono.callbacks.process_identity import this_process
 from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main
 from unisono.distribute.sharding.sharded_value import ShardedValue
+
+DATA = (
+    pathlib.Path(__file__).resolve().parents[1] / "data" / "backup-of-0.2.0.unisono"
+)  # written by that release
 
 
 def failing(error):
@@ -120,6 +126,7 @@ def test_file_of_an_unknown_form_is_left_as_it_was_written(tmp_path):
 def store_with(directory, count, keep=10):
     store = BackupStore(directory, keep)
     store.prepare()
+    store.newest_good()
     for i in range(count):
         store.write(backup_content(i=i), {"epoch": i, "step": 0, "total_steps": 3 * i})
     return store
@@ -194,11 +201,21 @@ def test_backup_of_another_run_among_those_of_a_run_is_an_error_that_names_it(tm
     assert store.newest_good().path is not None
 
 
-def test_backups_of_version_0_2_which_know_no_run_are_continued(tmp_path):
-    store_with(tmp_path, 2)
-    assert {info.run for info in list_backups(tmp_path)} == {None}
-    run_with(tmp_path, 1)
-    assert run_with(tmp_path, 1).newest_good().path.name == "backup-000004.unisono"
+def test_backup_of_version_0_2_is_rejected_by_what_it_lacks(tmp_path, capsys):
+    path = tmp_path / "backup-000001.unisono"
+    shutil.copy(DATA, path)
+    for read in (read_backup, lambda _: BackupStore(tmp_path, 2).newest_good()):
+        with pytest.raises(BackupMismatchError, match=r"names no run, .* no longer read: finish") as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+    assert [info.status for info in list_backups(tmp_path)] == ["older"]
+    assert main([str(tmp_path)]) == 1 and "version 0.2 of Unisono" in capsys.readouterr().out
+    path.unlink()
+    store = run_with(tmp_path, 1)
+    shutil.copy(
+        DATA, tmp_path / "backup-000000.unisono"
+    )  # older than a backup of this version, it counts for nothing
+    assert store.newest_good().path.name == "backup-000001.unisono"
 
 
 def test_newer_version_is_rejected_by_name(tmp_path, monkeypatch):

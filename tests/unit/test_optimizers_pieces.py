@@ -129,11 +129,6 @@ def test_pieces_are_saved_with_the_optimizer(aggregator):
     assert again.get_config() == optimizer.get_config()
 
 
-def test_half_precision_aggregation_saved_by_0_2_is_read():
-    config = {"dtype": "bfloat16", "carry_error": True}
-    assert optimizers.HalfPrecisionAggregation.from_config(config) == AGGREGATORS[1]
-
-
 # Schedules.
 
 

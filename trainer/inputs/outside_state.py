@@ -45,9 +45,9 @@ class RecordedCalls:
         return json.dumps(self._before)
 
 
-def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]] | None:
-    """Return the calls in the position of a source; None in positions of the first versions."""
-    return json.loads(state["calls"]) if "calls" in state else None
+def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the calls in the position of a source."""
+    return json.loads(state["calls"])
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ PARSER = Parser(
         ALL_GOOD: "every file is good",
         NONE_GOOD: "no file is good",
         NO_DIRECTORY: "an argument is wrong, or there is no such directory",
-        SOME_GOOD: "some files are good; others are damaged, missing or of a newer version",
+        SOME_GOOD: "some files are good; others are damaged, missing or of another version",
     },
 )
 PARSER.add_argument("directory", type=place, help="directory passed to BackupAndRestore or ModelCheckpoint")

@@ -98,7 +98,6 @@ _CONTENT = {
         "stop_training": bool,
         "step_logs": _LOGS,
         "epoch_logs": _LOGS,
-        "plan?": dict,  # of versions before 0.2, in which a measurement chose the backend
     },
     "variables": {"*": [_has_arrays]},
     "workers": [{"source": {"*": _PLAIN}, "validation?": {"*": _PLAIN}, "random": RANDOM}],
@@ -108,7 +107,10 @@ _CONTENT = {
 
 
 def check(path: Any, summary: Any, content: Any) -> None:
-    """Raise DamagedFileError, with the place, for anything but the summary and the content of a backup."""
+    """Raise DamagedFileError, with the place, for anything but the summary and the content of a backup.
+
+    Raise a BackupMismatchError for a backup that names no run, as those of version 0.2.
+    """
     with container.report_damage(f"{path} is damaged: its content is not one of a backup"):
         match(summary, _SUMMARY, "the summary")
         match(content, _CONTENT, "the content")
@@ -131,6 +133,11 @@ def check(path: Any, summary: Any, content: Any) -> None:
             _require(not step or source.get("step", step) == step, "the step in the data")
             _require(source.get("epoch", epoch) in (epoch, epoch - (not step)), "the epoch in the data")
             _require(all(each.get("passes", 0) <= epoch + 1 for each in (source, validation)), "the passes")
+    if summary.get("run") is None:
+        raise container.BackupMismatchError(
+            f"{path} names no run, so version 0.2 of Unisono wrote it, whose backups are no longer read: finish that run "
+            "with version 0.2, or move the file away."
+        )
 
 
 def _arrays(saved: Any) -> list[Any]:

@@ -29,7 +29,8 @@ class BackupInfo:
 
     Attributes:
         path: the file.
-        status: "good", "damaged" or "newer" (written by a newer version); every byte was checked.
+        status: "good", "damaged", "newer" or "older" (written by a version whose backups this one does not read); every
+            byte was checked.
         epoch: the epoch at which a run resumes, 0-based; None unless good, like the next three.
         step: steps of that epoch that are done.
         total_steps: optimizer steps since the beginning of training.
@@ -95,6 +96,7 @@ def read_backup(path: str | os.PathLike) -> tuple[dict[str, Any], Any]:
     Raises:
         DamagedFileError: the file is not as it was written.
         NewerFormatError: it was written by a newer version.
+        BackupMismatchError: it was written by version 0.2.
 
     Examples:
         >>> summary, content = unisono.callbacks.read_backup("run/backup-000002.unisono")
@@ -144,7 +146,7 @@ class BackupStore:
         self.directory = storage_path("directory", directory)
         self.fit = 1
         self._newest: int | None = None  # the number of the newest backup, once it is known
-        self._run: dict[str, str] = {}  # what a summary says of the run
+        self._run = uuid.uuid4().hex
         self._keep = keep  # files that remain after a save, at least 1
         self._check = check
 
@@ -180,7 +182,8 @@ class BackupStore:
     def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
         """Return the newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
-        Raise a NewerFormatError if a newer version wrote the newest, a BackupMismatchError if one is of another run.
+        Raise a NewerFormatError if a newer version wrote the newest, a BackupMismatchError if one is of another
+        run, or if version 0.2 wrote the newest.
         """
         problems: list[str] = []
         for path in backup_paths(self.directory, self.fit):
@@ -191,15 +194,14 @@ class BackupStore:
             except MemoryError:
                 problems.append(f"{path} is too large for the memory of this machine.")
             else:
-                self._run = {"run": self._run_of(path)}
+                self._run = self._run_of(path)
                 return Found(path, content, problems)
-        self._run = {"run": uuid.uuid4().hex}
+        self._run = uuid.uuid4().hex
         return Found(None, None, problems)
 
     def _run_of(self, newest: Path) -> str:
         """Return the run that the newest good backup belongs to, and with it all others of this fit."""
-        if (run := container.read_summary(newest).get("run")) is None:  # version 0.2 wrote none
-            return uuid.uuid4().hex
+        run = container.read_summary(newest)["run"]
         for path in backup_paths(self.directory, self.fit):
             with contextlib.suppress(OSError, container.NewerFormatError):
                 other = container.read_summary(path).get("run", run)
@@ -215,7 +217,7 @@ class BackupStore:
         self._check()
         number = self.next_number()
         path = self.path_of(self.fit, number)
-        stamped = {**summary, "time": time.time(), **self._run}
+        stamped = {**summary, "time": time.time(), "run": self._run}
         try:
             write_safely(
                 path, lambda stream: container.write(stream, content, stamped), self._check, new=True
@@ -265,8 +267,9 @@ def _inspect(path: Path) -> BackupInfo:
     try:
         size = sum(size_of(file) for file in [path, *shard_files.part_paths(path)])
         summary, _ = read_checked(path, outline=True)
-    except container.NewerFormatError as error:
-        return BackupInfo(path, "newer", size=size, problem=str(error))
+    except (container.NewerFormatError, container.BackupMismatchError) as error:
+        status = "newer" if isinstance(error, container.NewerFormatError) else "older"
+        return BackupInfo(path, status, size=size, problem=str(error))
     except (OSError, MemoryError) as error:
         problem = str(error) or f"{path} is too large for the memory of this machine."
         return BackupInfo(path, "damaged", size=size, problem=problem)

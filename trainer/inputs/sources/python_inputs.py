@@ -76,7 +76,7 @@ class StreamSource(PythonSource):
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
-            self._start_passes(int(state["passes"]), read_saved_calls(state) or [])
+            self._start_passes(int(state["passes"]), read_saved_calls(state))
         elif taken < self.position.taken:
             warnings.warn(
                 f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training continues "
@@ -186,10 +186,9 @@ class PyDatasetSource(PythonSource):
         """Go to a position, which only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
         saved = read_saved_calls(state)
-        count = 2 * int(state["epoch"]) + (int(state["step"]) > 0) if saved is None else len(saved)
-        for number in range(len(self._calls), count):
-            self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved or ())
-        self._inside = count % 2 == 1
+        for number in range(len(self._calls), len(saved)):
+            self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved)
+        self._inside = len(saved) % 2 == 1
         self.position = self._make_order()
         super().restore(state)
 
