@@ -15,7 +15,7 @@ from typing import Any
 from .tables import publish
 
 WIDTH, SMALL, WARM_UP = 1024, 64, 3
-LEVELS = ("none", "gradients", "weights")
+LEVELS = ("none", "optimizer", "weights")
 # Makes the allocators of oneDNN and C return freed memory.
 GIVES_BACK = {"TF_ENABLE_ONEDNN_OPTS": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "2"}
 _HEAD = (
@@ -40,8 +40,7 @@ def main() -> None:
     largest worker during steps, minus its memory before the model was created, minus the need of the same program
     with layers of 64 units. The formula is that of the guide: 4 for weights, 4 for gradients, 8 for optimizer state,
     with accumulation 4 for the accumulated gradient; a sharded part counts 1/N. Transient full-size tensors come on
-    top: two gradients, and at the level "weights" also two weights, each of one layer. The level "optimizer" equals
-    "gradients" here and is not measured.
+    top: two gradients, and at the level "weights" also two weights, each of one layer.
 
     Step times come from a separate run. The levels take turns in every round, and the ratio to no sharding is the
     median of the rounds. With accumulation, two workers are measured.
@@ -89,7 +88,7 @@ def formula(level: str, workers: int, accumulation: int) -> float:
 
 def transient(level: str, layers: int) -> float:
     """Bytes per parameter of transient full-size tensors, in a stack of equal layers."""
-    return {"none": 0, "gradients": 2, "weights": 4}[level] * 4 / layers
+    return {"none": 0, "optimizer": 2, "weights": 4}[level] * 4 / layers
 
 
 def _row(

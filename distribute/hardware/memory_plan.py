@@ -101,10 +101,10 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """Count the bytes of each of N replicas, for W bytes of weights, T of them trained, and S of optimizer state.
 
-    Weights, gradients, state and, if used, accumulators take W, T, S and T. Sharding divides by N: "optimizer" the state and
-    accumulators, "gradients" also gradients, "weights" all, plus the two largest layers, which are full-size at a time. A
-    pipeline over K devices divides by K. Activations are those of one micro-batch, with 1F1B of K; half precision halves
-    them, and keeps a copy of the weights. Source: Rajbhandari et al. 2020, arXiv 1910.02054.
+    Weights, gradients, state and, if used, accumulators take W, T, S and T. Sharding divides by N: "optimizer" all but the
+    weights, "weights" all, plus the two largest layers, which are full-size at a time. A pipeline over K devices divides by
+    K. Activations are those of one micro-batch, with 1F1B of K; half precision halves them, and keeps a copy of the weights.
+    Source: Rajbhandari et al. 2020, arXiv 1910.02054.
     """
     level = (None, *LEVELS).index(sharded)
 
@@ -115,9 +115,9 @@ def plan_memory(
     at_once = -(-of_copy // (accumulation if stages == 1 else min(of_copy, 4 * stages)))
     activations = model.activations * min(of_copy, at_once * stages) / stages
     if half:
-        activations = activations / 2 + (model.trained / 2 / stages if level < 3 else 0)
-    weights = part(model.weights, 3, 2 * model.largest_layer)
-    gradients = part(model.trained, 2, 2 * model.largest_layer)
+        activations = activations / 2 + (model.trained / 2 / stages if level < 2 else 0)
+    weights = part(model.weights, 2, 2 * model.largest_layer)
+    gradients = part(model.trained, 1, 2 * model.largest_layer)
     state, accumulators = part(model.optimizer_state, 1), part(model.trained, 1) * (accumulation > 1)
     sizes: Any = [round(size) for size in (weights, gradients, state, accumulators, activations)]
     fits = sum(sizes) <= 0.9 * memory  # kernels need some, and the allocator loses some

@@ -143,7 +143,7 @@ class Pipeline:
         """
         if level == "weights":
             raise ValueError(
-                '`level` must be "optimizer" or "gradients" for a Pipeline, because each micro-batch would all-gather '
+                '`level` must be "optimizer" for a Pipeline, because each micro-batch would all-gather '
                 "the weights of a stage twice: for fewer weights per device use more stages. Received: 'weights'"
             )
         if self._plans and self.sharded != level:

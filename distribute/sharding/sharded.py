@@ -1,4 +1,4 @@
-"""The level of sharding of the training state (ZeRO-1, 2 or 3), set for a strategy."""
+"""The level of sharding of the training state (ZeRO-2 or 3), set for a strategy."""
 
 import contextlib
 import gc
@@ -25,7 +25,7 @@ from ..pipeline.pipeline import Pipeline
 from ..step_context import here
 from .sharded_value import ShardedValue, is_shardable, is_sharded, make_sharded_weight
 
-LEVELS = ("optimizer", "gradients", "weights")
+LEVELS = ("optimizer", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy | Pipeline)
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -34,18 +34,18 @@ _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
     """Shard the training state over the replicas of a strategy; the results stay the same.
 
-    Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 4 + 8 / N` with the level
-    "optimizer", `4 + 12 / N` with "gradients", `16 / N` with "weights", and the transient full-size tensors.
+    Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 12 / N` with the level
+    "optimizer", `16 / N` with "weights", and the transient full-size tensors.
     `docs/guides/sharded-state.md` describes the communication, and when each level pays.
 
     Args:
         strategy: `tf.distribute.MirroredStrategy` or `tf.distribute.MultiWorkerMirroredStrategy`, of any size, or a
             `unisono.distribute.Pipeline` with `replicas`; with one replica nothing changes.
-        level: "optimizer": optimizer state, moving averages and the gradients that accumulation carries are sharded
-            (ZeRO-1); "gradients": the same (ZeRO-2), since a step reduce-scatters gradients in any case; "weights": also the
-            trained weights of rank two and more (ZeRO-3), each of which is all-gathered where a step reads it, forward and
-            backward, for as long as it is used. In a Pipeline both of the first two shard the optimizer state of a stage
-            over its devices of all replicas (`4 + 4 + 8 / R`), and "weights" raises.
+        level: "optimizer": optimizer state, moving averages and gradients are sharded (ZeRO-2, since reduce-scattering
+            gradients costs no more than ZeRO-1); "weights": also the trained weights of rank two and more (ZeRO-3), each of
+            which is all-gathered where a step reads it, forward and backward, for as long as it is used. In a Pipeline
+            "optimizer" shards the optimizer state of a stage over its devices of all replicas (`4 + 4 + 8 / R`), and
+            "weights" raises.
 
     Returns:
         The same strategy. Optimizers that are built under it from now on shard their state, and with "weights" Keras
@@ -65,6 +65,8 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
         >>> with strategy.scope():
         ...     sharded = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     """
+    if level == "gradients":
+        raise ValueError('`level="gradients"` is gone: pass "optimizer", which shards gradients, too.')
     one_of("level", level, LEVELS)
     if isinstance(strategy, Pipeline):
         strategy.shard(level)

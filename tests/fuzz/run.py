@@ -43,7 +43,7 @@ def strategy_of(name: str) -> Any:
     if kind == "sharded":  # in many packs, so that the backward pass waits for all-reduces
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
         strategy.extended._communication_options = packs
-        level = {"2": "weights", "3": "gradients"}.get(count, "optimizer")
+        level = "weights" if count == "2" else "optimizer"
         return unisono.distribute.sharded(strategy, level)
     return strategy
 

@@ -94,6 +94,6 @@ def test_command_plans_what_no_memory_here_would_hold(tmp_path, capsys):
     assert peak.most() - before < 2**30
     printed = capsys.readouterr().out
     assert "37.3 GiB" in printed and "149.0 GiB" in printed and "too much" in printed
-    assert "sharded gradients" in printed
+    assert "sharded optimizer" in printed
     assert main([f"{source}:make_model", "-b", "1", "-m", "80GiB"]) == 1
     assert "It does not fit" in capsys.readouterr().out

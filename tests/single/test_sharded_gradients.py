@@ -60,7 +60,7 @@ def trained(strategy, step=None, **options):
 
 @pytest.mark.short("gradients-None", "weights-against_the_order")
 @pytest.mark.parametrize("step", [None, with_two_optimizers, with_two_tapes, against_the_order])
-@pytest.mark.parametrize("level", ["gradients", "weights"])
+@pytest.mark.parametrize("level", ["optimizer", "weights"])
 def test_backward_pass_waits_for_the_sums_of_its_gradients(level, step, monkeypatch):
     monkeypatch.setattr(replicas, "_BYTES_PER_PACK", SIDE // 4)
     model = trained(sharded(helpers.mirrored(2), level), step)

@@ -102,7 +102,7 @@ def test_a_saved_model_has_whole_optimizer_state_and_opens_anywhere(tmp_path):
     model.save(tmp_path / "model.keras")
     plain = keras.saving.load_model(tmp_path / "model.keras")
     helpers.assert_equal(plain.optimizer.variables, state(model)[len(model.variables) :])
-    with pipeline(level="gradients").scope():
+    with pipeline(level="optimizer").scope():
         other = unisono.load_model(tmp_path / "model.keras")
     for each in (model, other):
         each.fit(X, Y, batch_size=8, shuffle=False, verbose=0)

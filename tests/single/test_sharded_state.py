@@ -119,17 +119,14 @@ def state(model):
 
 
 @pytest.mark.short(
-    "loss scale-2-gradients",
+    "loss scale-2-optimizer",
     "aggregated by the step-3-weights",
     "several optimizers-3-weights",
     "aggregator behind a loss scale-3-weights",
 )
 @pytest.mark.parametrize(
     ("name", "replicas", "level"),
-    [
-        (name, 2 + i % 2, ("optimizer", "weights", "gradients", "weights")[i % 4])
-        for i, name in enumerate(PROGRAMS)
-    ],
+    [(name, 2 + i % 2, ("optimizer", "weights")[i % 2]) for i, name in enumerate(PROGRAMS)],
 )
 def test_fit_with_sharded_state_equals_one_device(name, replicas, level):
     strategy = sharded(helpers.mirrored(replicas), level)
@@ -179,7 +176,7 @@ def test_saved_model_has_whole_optimizer_state_and_trains_on_under_any_strategy(
         [v.numpy() for v in plain.optimizer.variables], model.optimizer.get_weights()[:-1], 0.0
     )
     found = []
-    for other in (None, sharded(helpers.mirrored(3), "gradients"), helpers.mirrored(2)):
+    for other in (None, sharded(helpers.mirrored(3)), helpers.mirrored(2)):
         with helpers.scope(other):
             again = unisono.load_model(tmp_path / "model.keras")
         again.fit(X, Y, batch_size=5, shuffle=False, verbose=0, epochs=1)
@@ -219,7 +216,7 @@ def test_rule_that_reads_shapes_sees_those_of_parts():
 
 @pytest.mark.parametrize("aggregator", [None, optimizers.PackedAggregation()], ids=["in parts", "whole"])
 def test_gradient_of_unknown_shape_is_cut_as_its_variable(aggregator):
-    strategy = sharded(helpers.mirrored(2), "gradients")
+    strategy = sharded(helpers.mirrored(2))
     with strategy.scope():
         kernel = keras.Variable(np.zeros((3, 1)))  # two values on one replica, one on the other
         sgd = optimizers.SGD(1.0, gradient_aggregator=aggregator)
@@ -248,7 +245,7 @@ def test_averages_in_shards_are_swapped_by_keras_callback():
 
 
 def test_overflow_of_one_replicas_shard_skips_every_replica():
-    strategy = sharded(helpers.mirrored(2), "gradients")
+    strategy = sharded(helpers.mirrored(2))
     with strategy.scope():
         v = keras.Variable([1.0, 2.0, 3.0, 4.0])
         optimizer = unisono.mixed_precision.LossScaleOptimizer(optimizers.Adam(0.1), initial_scale=4.0)
@@ -290,10 +287,10 @@ def test_gradient_watch_sees_the_gradients_of_all_shards():
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (("gradients", 2), ("gradients", 2)),
+        (("optimizer", 2), ("optimizer", 2)),
         (("weights", 2), ("weights", 2)),
-        (("weights", 2), ("gradients", 3)),
-        (("gradients", 3), ("optimizer", 2)),
+        (("weights", 2), ("optimizer", 3)),
+        (("optimizer", 3), ("optimizer", 2)),
         ((None, 2), ("optimizer", 3)),
     ],
 )
@@ -312,7 +309,7 @@ def test_backup_resumes_bit_for_bit_and_on_other_replicas_and_levels(tmp_path, b
 
 
 def test_one_replica_is_the_plain_way():
-    strategy = sharded(helpers.mirrored(1), "gradients")
+    strategy = sharded(helpers.mirrored(1))
     model = trained(strategy, "aggregated by the step", run_eagerly=True)
     assert not sharded_slots(model.optimizer)
 
@@ -321,11 +318,13 @@ def test_what_cannot_be_sharded_is_rejected():
     with pytest.raises(TypeError, match="`strategy` must be a tf"):
         sharded(tf.distribute.OneDeviceStrategy("CPU:0"))
     with pytest.raises(ValueError, match="is 'optimizer' for this strategy already"):
-        sharded(sharded(helpers.mirrored(2)), "gradients")
+        sharded(sharded(helpers.mirrored(2)), "weights")
+    with pytest.raises(ValueError, match=r"is gone: pass \"optimizer\""):
+        sharded(helpers.mirrored(2), "gradients")
 
 
 @pytest.mark.short("weights")
-@pytest.mark.parametrize("level", ["optimizer", "gradients", "weights"])
+@pytest.mark.parametrize("level", ["optimizer", "weights"])
 def test_level_after_the_variables_exist_is_rejected(level):
     """Variables of another strategy, and unused ones, do not matter."""
     strategy, other = helpers.mirrored(2), helpers.mirrored(2)

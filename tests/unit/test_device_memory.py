@@ -16,7 +16,7 @@ from unisono.distribute.hardware.memory_plan import (
 )
 
 WEIGHTS = 1_000_000
-LEVELS = (None, "optimizer", "gradients", "weights")
+LEVELS = (None, "optimizer", "weights")
 ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, optimizer_state=8 * WEIGHTS, activations=1000.0)
 
 
@@ -27,7 +27,7 @@ def of(plan: MemoryPlan) -> float:
 @pytest.mark.parametrize("n", [1, 2, 8, 64])
 def test_bytes_for_each_weight_are_those_of_the_published_table(n):
     each = [of(plan_memory(ADAM, 1.0, 64, n, sharded=level)) for level in LEVELS]
-    assert each == pytest.approx([16, 8 + 8 / n, 4 + 12 / n, 16 / n])
+    assert each == pytest.approx([16, 4 + 12 / n, 16 / n])
 
 
 def test_what_fits_as_it_is_needs_nothing():
@@ -50,11 +50,11 @@ def test_many_activations_are_accumulated_and_no_more_often_than_needed():
     assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
 
 
-def test_optimizer_state_are_sharded_before_gradients_and_both_before_a_pipeline():
+def test_optimizer_state_is_sharded_before_weights_and_both_before_a_pipeline():
     plans = memory_plans(ADAM, 11e6 / 0.9, 8, replicas=4)
     assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
-    plans = memory_plans(ADAM, 8e6 / 0.9, 8, replicas=4)
-    assert next(plan.sharded for plan in plans if plan.fits) == "gradients"
+    plans = memory_plans(ADAM, 5e6 / 0.9, 8, replicas=4)
+    assert next(plan.sharded for plan in plans if plan.fits) == "weights"
     assert any(plan.changes == {"pipeline"} for plan in plans)
 
 
@@ -86,8 +86,8 @@ def test_two_layers_are_whole_at_a_time():
     model = dataclasses.replace(ADAM, largest_layer=WEIGHTS // 10)
     found = [plan_memory(model, 1.0, 8, 4, sharded=level) for level in LEVELS]
     two = WEIGHTS // 5
-    assert [p.gradients for p in found] == [4 * WEIGHTS, 4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
-    assert [p.weights for p in found] == [4 * WEIGHTS] * 3 + [WEIGHTS + two]
+    assert [p.gradients for p in found] == [4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
+    assert [p.weights for p in found] == [4 * WEIGHTS] * 2 + [WEIGHTS + two]
     one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
     plan = plan_memory(one_layer, 1.0, 8, 4, sharded="weights")
     assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"

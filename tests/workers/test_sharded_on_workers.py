@@ -1,4 +1,4 @@
-"""Sharded training state on real workers (gradients: ZeRO-2, weights: ZeRO-3) matches a single device."""
+"""Sharded training state on real workers (optimizer: ZeRO-2, weights: ZeRO-3) matches a single device."""
 
 import runpy
 from pathlib import Path
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.process
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.short("2-2-gradients")
-@pytest.mark.parametrize(("count", "replicas", "level"), [(2, 2, "gradients"), (3, 1, "weights")])
+@pytest.mark.short("2-2-optimizer")
+@pytest.mark.parametrize(("count", "replicas", "level"), [(2, 2, "optimizer"), (3, 1, "weights")])
 def test_sharded_state_on_workers_gives_the_results_of_one_device(
     start_workers, tmp_path, count, replicas, level
 ):
@@ -29,7 +29,7 @@ def test_sharded_state_on_workers_gives_the_results_of_one_device(
         # Relative to an all-reduce of the gradients; the excess is the loss, the norm and the padding. Of the four sharded
         # weights the second is all-gathered twice: the last two are still whole when the backward pass begins, and the input
         # of the first layer has no gradient.
-        expected = 1.0 if level == "gradients" else (9 * 12_000 + 2 * 2_024) / (2 * 50_024)
+        expected = 1.0 if level == "optimizer" else (9 * 12_000 + 2 * 2_024) / (2 * 50_024)
         assert expected <= one.pop("traffic") < expected + 0.02
         for name, got in one.items():
             helpers.assert_close(got, one_device[name], helpers.FLOAT64, name)

@@ -199,7 +199,7 @@ def state(model, name, found):
 # Some rules and steps run at one level only; `tests/single` has all of them at each level.
 PARTS = {
     "weights": (fits, whole, eagerly, adapting, traffic, resumed),
-    "gradients": (fits, half, traffic, resumed),
+    "optimizer": (fits, half, traffic, resumed),
 }
 
 
@@ -215,6 +215,6 @@ if __name__ == "__main__":
     folder = sys.argv[1]
     own = folder if is_chief() else f"{folder}/not-chief"
     strategy = auto_strategy()
-    level = "gradients" if len(strategy.extended.worker_devices) > 1 else "weights"
+    level = "optimizer" if len(strategy.extended.worker_devices) > 1 else "weights"
     found = run(sharded(strategy, level), own, folder, level)
     np.savez(f"{folder}/worker-{worker_index()}.npz", **found)
