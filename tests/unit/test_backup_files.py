@@ -37,9 +37,7 @@ from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main
 from unisono.distribute.sharding.sharded_value import ShardedValue
 
-DATA = (
-    pathlib.Path(__file__).resolve().parents[1] / "data" / "backup-of-0.2.0.unisono"
-)  # written by that release
+DATA = pathlib.Path(__file__).resolve().parent / "backup-of-0.2.0.unisono"  # written by that release
 
 
 def failing(error):
