@@ -87,6 +87,12 @@ def as_number(variable: Any) -> Any:
     return variable
 
 
+def name_scope_of(variable: Any) -> Any:
+    """Return the name scope of a TensorFlow variable, in which another with its short name gets the same full name."""
+    scope = variable.name.rpartition("/")[0]
+    return tf.name_scope(scope and f"{scope}/")  # the slash makes it absolute
+
+
 def make_again(variable: keras.Variable) -> None:
     """Recreate the TensorFlow variable in `variable` under the current strategy; compiled functions read the old one."""
     old, value = variable._value, variable.numpy()
@@ -101,9 +107,12 @@ def make_again(variable: keras.Variable) -> None:
         return old
 
     variable._value = None
-    with tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0):  # the innermost one
+    creator = tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0)  # the innermost one
+    with creator, name_scope_of(old):
         variable._initialize(tf.constant(value, variable.dtype))
     made: Any = variable._value
+    if isinstance(made, VariableStandIn):
+        made.trainable = old.trainable
     getattr(made, "_primary", made)._unique_id = old._unique_id
     if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
         # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
@@ -115,7 +124,7 @@ def move_to_device(variable: Any, device: str) -> None:
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
         return
-    with tf.init_scope(), tf.device(device):
+    with tf.init_scope(), tf.device(device), name_scope_of(old):
         variable._value = tf.Variable(
             old,
             dtype=old.dtype,

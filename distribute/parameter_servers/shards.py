@@ -12,7 +12,11 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
 from ...compat.patches import SERVERS, provide, replace_functions, wrap
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
+from ...compat.tensorflow_private.parameter_servers import (
+    ShardedVariable,
+    describe_as_whole,
+    save_as_whole_ones,
+)
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
 from .updates import colocate_with, on_parameter_servers, shards_of
@@ -96,7 +100,7 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
         for index, (shard, part) in enumerate(zip(shards, tf.split(initial, list(map(rows_of, shards))))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
-        return ShardedVariable(parts)
+        return describe_as_whole(ShardedVariable(parts))
 
     return replace_creation(value.shape, create)
 
