@@ -107,7 +107,9 @@ def make_again(variable: keras.Variable) -> None:
         return old
 
     variable._value = None
-    creator = tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0)  # the innermost one
+    creator = tf.compat.v1.get_default_graph()._variable_creator_scope(
+        create, priority=0
+    )  # the innermost one
     with creator, name_scope_of(old):
         variable._initialize(tf.constant(value, variable.dtype))
     made: Any = variable._value

@@ -31,6 +31,9 @@ _HARMLESS = """
     LookupTableExportV2 LookupTableSizeV2
 """
 
+CALLS_PYTHON = ("PyFunc", "EagerPyFunc")
+_DRAWS_FROM_STATE = ("RngReadAndSkip", "RngSkip")
+
 
 def has_effects(op: tf.Operation) -> bool:
     """Return whether an operation does more than reading, drawing, checking and printing."""
@@ -41,9 +44,14 @@ def describe_effects(op: tf.Operation, place: str = "") -> str:
     """Return which line of user code has effects, in a `place`, and what to do instead."""
     line, code = line_of_user(op)
     what, instead = "has effects", "compute it in the input pipeline or in a callback"
-    if op.type in ("PyFunc", "EagerPyFunc"):
+    if op.type in CALLS_PYTHON:
         what = "runs Python code, which may have effects"
         instead = f"pass `stateful=False` to `tf.numpy_function` if it has none, or {instead}"
+    elif op.type in _DRAWS_FROM_STATE:
+        what, instead = (
+            "draws from a `tf.random.Generator`",
+            "use `keras.random` with a `keras.random.SeedGenerator`",
+        )
     elif op.type in WRITES:
         instead = "write outside of it, for example `variable.assign(tf.where(condition, new, variable))`"
     where = f" in {line}" if line else f" ({op.name})"
