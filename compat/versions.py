@@ -72,7 +72,6 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
     f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
-    f"{_DISTRIBUTE}.sharded_variable:ShardedVariable": "_name",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
     f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
     "tensorflow.python.eager.context:Context": "_config _handle _rng",

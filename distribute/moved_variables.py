@@ -16,8 +16,7 @@ from ..compat.keras_private.optimizers import (
 )
 from ..compat.keras_private.variables import find_increment, make_again, raw_value, sums_on_read
 from ..compat.patches import wrap
-from ..compat.tensorflow_private.parameter_servers import describe_as_whole
-from .parameter_servers.shards import use_like_whole_ones
+from .parameter_servers.shards import describe_as_whole, use_like_whole_ones
 from .replicas import copies_of, in_replica_context, shares_variables
 from .workers.agreement import first_local_replica
 

@@ -89,8 +89,9 @@ def as_number(variable: Any) -> Any:
 
 def name_scope_of(variable: Any) -> Any:
     """Return the name scope of a TensorFlow variable, in which another with its short name gets the same full name."""
-    scope = variable.name.rpartition("/")[0]
-    return tf.name_scope(scope and f"{scope}/")  # the slash makes it absolute
+    return tf.name_scope(
+        "".join(variable.name.rpartition("/")[:2])
+    )  # absolute, as it ends in a slash or is empty
 
 
 def make_again(variable: keras.Variable) -> None:
@@ -107,10 +108,8 @@ def make_again(variable: keras.Variable) -> None:
         return old
 
     variable._value = None
-    creator = tf.compat.v1.get_default_graph()._variable_creator_scope(
-        create, priority=0
-    )  # the innermost one
-    with creator, name_scope_of(old):
+    graph: Any = tf.compat.v1.get_default_graph()
+    with graph._variable_creator_scope(create, priority=0), name_scope_of(old):  # the innermost one
         variable._initialize(tf.constant(value, variable.dtype))
     made: Any = variable._value
     if isinstance(made, VariableStandIn):

@@ -86,13 +86,6 @@ def inner_graph(op: tf.Operation, attribute: str) -> Any:
     return _graph_of(op, op.get_attr(attribute).name)
 
 
-def has_operation(graph: Any, types: Sequence[str]) -> bool:
-    """Return whether a graph, or a function in it, has an operation of one of these types."""
-    found: Any = graph.as_graph_def()
-    nodes = [found.node, *(function.node_def for function in found.library.function)]
-    return any(node.op in types for node in itertools.chain(*nodes))
-
-
 def find_called_graph(op: tf.Operation) -> Any:
     """Return the graph of the function that an operation's type names, as a `Defun` calls others; None without one."""
     return None if op.graph._get_function(op.type) is None else _graph_of(op, op.type)

@@ -57,15 +57,6 @@ def save_as_whole_ones() -> None:
     wrap("_serialize_to_tensors", _serialize)
 
 
-def describe_as_whole(variable: Any) -> Any:
-    """Give a sharded variable the name and the attributes of a whole one, which TensorFlow keeps in its parts alone."""
-    if isinstance(variable, ShardedVariable):
-        first = variable.variables[0]
-        attributes = {name: getattr(first, name) for name in ("trainable", "aggregation", "synchronization")}
-        vars(variable).update(attributes, _name=first.name.replace("/part_0:", ":"))
-    return variable
-
-
 def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
     return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
 

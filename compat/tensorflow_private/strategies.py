@@ -137,10 +137,11 @@ class LoneReplica(tf.distribute.ReplicaContext):
 def draw_as_one_device() -> contextlib.AbstractContextManager[None]:
     """Let a generator of TensorFlow, in a `LoneReplica`, draw without the replica's number, which it mixes in otherwise."""
 
-    def find_number(original: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: None if isinstance(tf.distribute.get_replica_context(), LoneReplica) else original()
+    def find_number() -> Any:
+        context = tf.distribute.get_replica_context()
+        return None if isinstance(context, LoneReplica | None) else context.replica_id_in_sync_group
 
-    return share_attribute(stateful_random_ops, "get_replica_id", find_number)
+    return share_attribute(stateful_random_ops, "get_replica_id", lambda _: find_number)
 
 
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))

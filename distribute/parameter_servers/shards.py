@@ -12,14 +12,26 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
 from ...compat.patches import SERVERS, provide, replace_functions, wrap
-from ...compat.tensorflow_private.parameter_servers import (
-    ShardedVariable,
-    describe_as_whole,
-    save_as_whole_ones,
-)
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
 from .updates import colocate_with, on_parameter_servers, shards_of
+
+
+class _DescribedAsWhole(ShardedVariable):
+    """Has the name and the attributes of a whole variable, which TensorFlow's class leaves to the parts."""
+
+    name = property(lambda self: self.variables[0].name.replace("/part_0:", ":"))
+    trainable = property(lambda self: self.variables[0].trainable)
+    aggregation = property(lambda self: self.variables[0].aggregation)
+    synchronization = property(lambda self: self.variables[0].synchronization)
+
+
+def describe_as_whole(variable: Any) -> Any:
+    """Give a variable that is sharded by its first axis the name and the attributes of a whole one; return it."""
+    if type(variable) is ShardedVariable:
+        variable.__class__ = _DescribedAsWhole
+    return variable
 
 
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:

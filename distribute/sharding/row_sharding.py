@@ -11,12 +11,8 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, name_scope_of, put_inside, raw_value
-from ...compat.tensorflow_private.parameter_servers import (
-    ShardedVariable,
-    describe_as_whole,
-    save_as_whole_ones,
-)
-from ..parameter_servers.shards import replace_creation
+from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
+from ..parameter_servers.shards import describe_as_whole, replace_creation
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
 

@@ -11,7 +11,6 @@ from ....compat.keras_private.variables import is_read_together, raw_value, sums
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
 from ....compat.tensorflow_graphs.one_device import (
     find_distributed_variable,
-    has_operation,
     trace_on_one_device,
 )
 from ....compat.tensorflow_private.strategies import pretend_replicas
@@ -38,7 +37,7 @@ from ..labels import (
     is_sharded,
 )
 from ..memory import save_memory
-from ..operation_labels import CALLS_PYTHON, WRITES
+from ..operation_labels import WRITES, calls_python
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuilt
@@ -85,7 +84,7 @@ class TracedStep:
             )
             self._written = _find_written(self.program)
         except NotPartitioned as error:
-            error.calls_python = has_operation(graph, CALLS_PYTHON)
+            error.calls_python = calls_python(graph)
             raise
         in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
         save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
