@@ -2,7 +2,15 @@
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
 from .finders import find_batch_size, find_learning_rate
-from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json
+from .model import (
+    Model,
+    Sequential,
+    adopt,
+    clone_model,
+    load_model,
+    model_from_json,
+    synchronize_batch_norm,
+)
 from .model_memory import model_memory
 from .replica_step import replica_step
 from .step.global_loss import rowwise
@@ -19,6 +27,7 @@ __all__ = [
     "model_memory",
     "replica_step",
     "rowwise",
+    "synchronize_batch_norm",
 ]
 
 

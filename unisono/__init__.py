@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         model_memory,
         replica_step,
         rowwise,
+        synchronize_batch_norm,
     )
 
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "ray", "trainer")
@@ -45,6 +46,7 @@ __all__ = [
     "optimizers",
     "replica_step",
     "rowwise",
+    "synchronize_batch_norm",
 ]
 
 if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
