@@ -263,7 +263,7 @@ def synchronize_batch_norm(model: keras.layers.Layer) -> list[str]:
     """Let every `BatchNormalization` of a model normalize with the whole batch, as on one device.
 
     In each layer two sums for each channel are all-reduced, forward and backward. A saved model stays a plain Keras model.
-    What `fit` has traced is traced again; make a `tf.function` of your own after the call.
+    What `fit` has traced is traced again; create the `tf.function` of a custom loop after the call.
 
     Args:
         model: of any kind, the one that is trained. Layers that it creates later, such as in `build`, are not changed.
