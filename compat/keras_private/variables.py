@@ -112,12 +112,12 @@ def make_again(variable: keras.Variable) -> None:
     with graph._variable_creator_scope(create, priority=0), name_scope_of(old):  # the innermost one
         variable._initialize(tf.constant(value, variable.dtype))
     made: Any = variable._value
-    if isinstance(made, VariableStandIn):
-        made.trainable = old.trainable
     getattr(made, "_primary", made)._unique_id = old._unique_id
     if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
         # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
         old.handle._distributed_container = weakref.ref(made)
+    if isinstance(made, VariableStandIn):
+        made.trainable = old.trainable
 
 
 def move_to_device(variable: Any, device: str) -> None:
