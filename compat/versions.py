@@ -67,7 +67,7 @@ ATTRIBUTES = {
     f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_cloned_datasets _original_dataset _strategy",
     f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets _strategy",
-    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_devices",
+    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_call_for_each_replica _devices",
     f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
     f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
     f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",

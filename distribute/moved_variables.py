@@ -16,7 +16,7 @@ from ..compat.keras_private.optimizers import (
 )
 from ..compat.keras_private.variables import find_increment, make_again, raw_value, sums_on_read
 from ..compat.patches import wrap
-from .parameter_servers.shards import use_like_whole_ones
+from .parameter_servers.shards import describe_as_whole, use_like_whole_ones
 from .replicas import copies_of, in_replica_context, shares_variables
 from .workers.agreement import first_local_replica
 
@@ -101,6 +101,7 @@ def _initialize(original: Callable[..., Any], self: Any, value: Any) -> None:
     counts = (self.aggregation, self.synchronization) == ("sum", "on_read")
     with tf.variable_creator_scope(create) if counts else contextlib.nullcontext():
         original(self, value)
+    describe_as_whole(raw_value(self))
 
 
 def _is_in_parts(value: Any) -> bool:

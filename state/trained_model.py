@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import keras
 
+from ..compat.keras_private.layers import layers_of
 from ..compat.side_table import SideTable
 from ..distribute.workers.cluster import num_workers
 
@@ -90,6 +91,11 @@ class ModelRecord:
 
 
 record_of = SideTable(ModelRecord).of
+
+
+def batch_norms_of(model: Any) -> list[keras.layers.BatchNormalization]:
+    """Return every `BatchNormalization` in a model, at any depth."""
+    return [layer for layer in layers_of(model) if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 class TrainedModel(Protocol):

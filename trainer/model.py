@@ -26,8 +26,9 @@ from ..distribute.arguments import show, truth
 from ..distribute.moved_variables import prepare_variables
 from ..distribute.objects import download
 from ..distribute.storage import is_store_url, is_url, path_text, storage_path
+from ..state.trained_model import batch_norms_of
 from .pipeline import pipeline_runner as pipeline_step
-from .step.variable_placement import bring_along, place_with_model, remember_distribution
+from .step.variable_placement import bring_along, place_with_model, remember_distribution, trace_again
 from .trainer import Trainer
 
 
@@ -256,6 +257,33 @@ def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
         raise TypeError(f"`model` must be a keras.Model. Received: {show(model)}")
     with our_classes():
         return adopt(cast(keras.Model, keras.models.clone_model(model, *args, **kwargs)))
+
+
+def synchronize_batch_norm(model: keras.layers.Layer) -> list[str]:
+    """Let every `BatchNormalization` of a model normalize with the whole batch, as on one device.
+
+    In each layer two sums for each channel are all-reduced, forward and backward. A saved model stays a plain Keras model.
+    What `fit` has traced is traced again; create the `tf.function` of a custom loop after the call.
+
+    Args:
+        model: of any kind, the one that is trained. Layers that it creates later, such as in `build`, are not changed.
+
+    Returns:
+        The names of the layers, with those that were synchronized before.
+
+    Examples:
+        >>> model = unisono.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])
+        >>> unisono.synchronize_batch_norm(model)
+        ['norm']
+    """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(f"`model` must be a keras.Model or a layer. Received: {show(model)}")
+    found = batch_norms_of(model)
+    if not all(layer.synchronized for layer in found):
+        for layer in found:
+            layer.synchronized = True
+        trace_again(model)
+    return [layer.name for layer in found]
 
 
 def _clone_sequential_model(original: Any, model: keras.Sequential, *args: Any, **kwargs: Any) -> keras.Model:

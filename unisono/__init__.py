@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         model_memory,
         replica_step,
         rowwise,
+        synchronize_batch_norm,
     )
 
 _PACKAGES = ("callbacks", "distribute", "mixed_precision", "models", "optimizers", "ray", "trainer")
@@ -41,6 +42,7 @@ __all__ = [
     "optimizers",
     "replica_step",
     "rowwise",
+    "synchronize_batch_norm",
 ]
 
 if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:

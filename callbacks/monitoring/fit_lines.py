@@ -9,7 +9,7 @@ import keras
 from ...compat.tensorflow_private.strategies import devices_of
 from ...distribute.mesh import mesh_of
 from ...distribute.workers.cluster import num_workers
-from ...state.trained_model import FitState, TrainedModel
+from ...state.trained_model import FitState, TrainedModel, batch_norms_of
 from ..backup.backup_and_restore import BackupAndRestore
 from ..report.facts import strategy_name
 from .formatting import duration, scalar, short_number
@@ -29,21 +29,23 @@ class FitLines:
         """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
         model, state = self._model, self._state
         parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
-        return _wrap_parts([part for part in (*parts, self._backend, *_backups(state)) if part])
+        parts += [self._backend, *_backups(state), *_batch_norms(model)]
+        return _wrap_parts([part for part in parts if part])
 
     def count(self, steps: int, seconds: float) -> None:
         """Add steps of an epoch to the speed."""
         self._steps, self._seconds = self._steps + steps, self._seconds + seconds
 
     def last(self, now: float) -> str:
-        """Return epochs, time, speed, and the best monitored value; the backend if it has changed."""
+        """Return epochs, what ended them early, time, speed, and the best monitored value; the backend if it has changed."""
         state, backend = self._state, _backend(self._model, self._state)
         done, wanted = state.epoch - self._first_epoch, state.epochs - self._first_epoch
         epochs = f"{wanted} epoch{'s' * (wanted != 1)}"
         parts = [f"{epochs if done == wanted else f'{done} of {epochs}'} in {duration(now - self._began)}"]
         if self._seconds and state.samples_per_step:
             parts.append(f"{short_number(self._steps * state.samples_per_step / self._seconds)} samples/s")
-        parts += _best(state.callbacks)
+        stopping = [type(each).__name__ for each in state.callbacks if getattr(each, "stopped_epoch", 0)]
+        parts += [f"ended by {name}" for name in stopping[:1]] * (done < wanted) + _best(state.callbacks)
         return _wrap_parts(parts + [f"in the {backend}"] * (backend != self._backend))
 
 
@@ -109,6 +111,17 @@ def _backups(state: FitState) -> list[str]:
     resumed = (state.epoch, state.step) > (state.first_epoch, 0)
     where = [f"resumed at epoch {state.epoch + 1}, step {state.step}"] if resumed else []
     return [f"backups in {folder}", *where]
+
+
+def _batch_norms(model: TrainedModel) -> list[str]:
+    """Return how many layers normalize with a part of the batch, unlike one device, and what changes that."""
+    several = mesh_of(model.distribute_strategy).shape[0] > 1 and model._pipeline is None
+    apart = [each for each in batch_norms_of(model) if each.trainable and not each.synchronized]
+    if not several or not apart or model.run_eagerly:
+        return []
+    verb = "layer normalizes" if len(apart) == 1 else "layers normalize"
+    said = f"{len(apart)} BatchNormalization {verb} each replica's samples apart"
+    return [said, "unisono.synchronize_batch_norm(model) normalizes them together"]
 
 
 def _best(callbacks: Sequence[Any]) -> list[str]:

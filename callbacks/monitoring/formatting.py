@@ -67,7 +67,10 @@ def duration(seconds: float) -> str:
 
 
 def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: bool) -> str:
-    """Fit a line of progress into `columns`: drop the rates, then shorten the bar, then drop metrics."""
+    """Fit a line of progress into `columns`: drop the rates, then shorten the bar, then drop metrics.
+
+    If it `may_wrap`, metrics that do not fit are on further lines.
+    """
 
     def without(rate: str) -> Callable[[list[str]], list[str]]:
         return lambda parts: [part for part in parts if not part.endswith(rate)]
@@ -81,7 +84,11 @@ def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: b
         if len(line := " ".join(parts) + "".join(metrics)) <= columns:
             return line
     if may_wrap:
-        return line
+        lines = [" ".join(parts)]
+        for metric in metrics:
+            longer = lines[-1] + metric
+            lines = [*lines[:-1], longer] if len(longer) <= columns else [*lines, metric]
+        return "\n".join([*(line.ljust(columns) for line in lines[:-1]), lines[-1]])
     begin = " ".join(parts)
     begin = begin if len(begin) <= columns else " ".join(bare)
     for count in range(len(metrics), -1, -1):

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ class Line(NamedTuple):
     color: int = 0
     dashed: bool = False  # validation is dashed
     faint: bool = False  # the values within epochs, behind the others
-    steps: bool = False  # a value is that until the next one, as of a learning rate
+    steps: bool = False  # a value is that since the previous one, as of a learning rate
     key: bool = True  # whether the legend names it
 
 
@@ -192,11 +193,12 @@ def _svg(lines: Sequence[Line], whole: bool, log: bool, steps: int | None, grey:
     for epoch in grey:
         axes.axvspan(epoch, epoch + 1, color="#88888833", linewidth=0)
     for line in lines:
+        begin, value = line.points[0]
         axes.plot(
-            *zip(*line.points),
+            *zip(*[(math.ceil(begin) - 1, value)] * line.steps, *line.points),
             color=COLORS[line.color % len(COLORS)],
             linestyle="--" if line.dashed else "-",
-            drawstyle="steps-post" if line.steps else "default",
+            drawstyle="steps-pre" if line.steps else "default",
             linewidth=1 if line.faint else 1.5,
             alpha=0.55 if line.faint else 1,
             marker="o" if len(line.points) == 1 else "",

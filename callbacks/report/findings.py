@@ -73,13 +73,21 @@ def describe_health(run: Run) -> list[str]:
     if skipped and 0 < (count := skipped[-1][1]) <= steps:
         said.append(f"{count:,.0f} of {steps:,} steps were skipped, because a gradient was not finite.")
         said += ["Try bfloat16, or look for the cause with AnomalyReport."] * (count > _SKIPPED * steps)
-    rates = run.value("learning_rate")
-    threes = zip(rates, rates[1:], rates[2:])
-    if cuts := [(x, old, new) for (_, kept), (_, old), (x, new) in threes if kept == old > new]:
+    if cuts := _find_cuts(run.value("learning_rate")):
         times = "once" if len(cuts) == 1 else f"{len(cuts):,} times"
         how = f"from {number(cuts[0][1])} to {number(cuts[-1][2])}, first in epoch {math.ceil(cuts[0][0]):,}"
         said.append(f"The learning rate was cut {times}, {how}.")
     return said
+
+
+def _find_cuts(rates: Points) -> list[tuple[float, float, float]]:
+    """Return (epochs done, old rate, new rate) of falls after two equal rates, and of those by half or more after a cut."""
+    cuts, before = list[tuple[float, float, float]](), ""  # what the rate did before: "kept", "cut", or else
+    for (_, old), (x, new) in itertools.pairwise(rates):
+        is_cut = old > new and (before == "kept" or (before == "cut" and 2 * new <= old * (1 + 1e-6)))
+        cuts += [(x, old, new)] * is_cut
+        before = "kept" if old == new else "cut" if is_cut else ""
+    return cuts
 
 
 def describe_speed(run: Run) -> list[str]:

@@ -182,7 +182,6 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         if self._means is None:  # elsewhere the steps of an epoch are counted differently
             counted = self._in_fit and not on_parameter_servers(self.model.distribute_strategy)
             self._means = find_running_means(self.model, logs or {}) if counted else set()
-        learning_rate = getattr(self._optimizer, "learning_rate", None)
         values = {name: scalar(value) for name, value in (logs or {}).items()}
         result = {
             "epoch": state.epoch,
@@ -190,12 +189,17 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
             "steps_per_epoch": state.steps_per_epoch,
             "logs": values,
             "means": sorted(self._means & values.keys()),
-            "learning_rate": None if learning_rate is None else scalar(learning_rate),
+            "learning_rate": self._find_learning_rate(values),
         }
         if self._watch is not None:
             with self._scope():
                 result["gradient_norm"] = self._watch.norm
         return result
+
+    def _find_learning_rate(self, logs: dict[str, Any]) -> Any:
+        """Return the rate that a callback has logged, which may have changed that of the optimizer since; or that."""
+        rate = getattr(self._optimizer, "learning_rate", None)
+        return logs.get("learning_rate", None if rate is None else scalar(rate))
 
     def _write(self, event: str, **values: Any) -> None:
         began = self._clock()

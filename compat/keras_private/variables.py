@@ -87,6 +87,13 @@ def as_number(variable: Any) -> Any:
     return variable
 
 
+def name_scope_of(variable: Any) -> Any:
+    """Return the name scope of a TensorFlow variable, in which another with its short name gets the same full name."""
+    return tf.name_scope(
+        "".join(variable.name.rpartition("/")[:2])
+    )  # absolute, as it ends in a slash or is empty
+
+
 def make_again(variable: keras.Variable) -> None:
     """Recreate the TensorFlow variable in `variable` under the current strategy; compiled functions read the old one."""
     old, value = variable._value, variable.numpy()
@@ -101,13 +108,16 @@ def make_again(variable: keras.Variable) -> None:
         return old
 
     variable._value = None
-    with tf.compat.v1.get_default_graph()._variable_creator_scope(create, priority=0):  # the innermost one
+    graph: Any = tf.compat.v1.get_default_graph()
+    with graph._variable_creator_scope(create, priority=0), name_scope_of(old):  # the innermost one
         variable._initialize(tf.constant(value, variable.dtype))
     made: Any = variable._value
     getattr(made, "_primary", made)._unique_id = old._unique_id
     if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
         # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
         old.handle._distributed_container = weakref.ref(made)
+    if isinstance(made, VariableStandIn):
+        made.trainable = old.trainable
 
 
 def move_to_device(variable: Any, device: str) -> None:
@@ -115,7 +125,7 @@ def move_to_device(variable: Any, device: str) -> None:
     old = variable._value
     if isinstance(old, tf.Variable) and old.device == device:
         return
-    with tf.init_scope(), tf.device(device):
+    with tf.init_scope(), tf.device(device), name_scope_of(old):
         variable._value = tf.Variable(
             old,
             dtype=old.dtype,

@@ -15,6 +15,7 @@ from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLau
 from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
 from tensorflow.python.distribute.values import PerReplica
 from tensorflow.python.eager import context
+from tensorflow.python.ops import stateful_random_ops
 from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 from ..shared_change import share_attribute
@@ -118,13 +119,29 @@ class LoneReplica(tf.distribute.ReplicaContext):
         def all_own(op: Any, pairs: Any, *_: Any) -> list[Any]:
             return [own(op, value) for value, _ in pairs]
 
+        def call(fn: Any, args: Any, kwargs: Any) -> Any:
+            args, kwargs = tf.nest.map_structure(lambda value: own(None, value), (args, kwargs))
+            with LoneReplica(self.strategy, self._replica_id):
+                return tf.nest.map_structure(of_all, fn(*args, **kwargs))
+
         args, kwargs = tf.nest.map_structure(of_all, (args, kwargs or {}))
         extended = self.strategy.extended
         with (
+            share_attribute(extended, "_call_for_each_replica", lambda _: call),  # in this thread
             share_attribute(extended, "reduce_to", lambda _: own),
             share_attribute(extended, "batch_reduce_to", lambda _: all_own),
         ):
             return super().merge_call(merge_fn, args, kwargs)
+
+
+def draw_as_one_device() -> contextlib.AbstractContextManager[None]:
+    """Let a generator of TensorFlow, in a `LoneReplica`, draw without the replica's number, which it mixes in otherwise."""
+
+    def find_number() -> Any:
+        context = tf.distribute.get_replica_context()
+        return None if isinstance(context, LoneReplica | None) else context.replica_id_in_sync_group
+
+    return share_attribute(stateful_random_ops, "get_replica_id", lambda _: find_number)
 
 
 _owner: Any = next(c for c in tf.distribute.Strategy.__mro__ if "num_replicas_in_sync" in vars(c))

@@ -18,6 +18,22 @@ from ..step_context import current_step
 from .updates import colocate_with, on_parameter_servers, shards_of
 
 
+class _DescribedAsWhole(ShardedVariable):
+    """Has the name and the attributes of a whole variable, which TensorFlow's class leaves to the parts."""
+
+    name = property(lambda self: self.variables[0].name.replace("/part_0:", ":"))
+    trainable = property(lambda self: self.variables[0].trainable)
+    aggregation = property(lambda self: self.variables[0].aggregation)
+    synchronization = property(lambda self: self.variables[0].synchronization)
+
+
+def describe_as_whole(variable: Any) -> Any:
+    """Give a variable that is sharded by its first axis the name and the attributes of a whole one; return it."""
+    if type(variable) is ShardedVariable:
+        variable.__class__ = _DescribedAsWhole
+    return variable
+
+
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     """Return entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
@@ -96,7 +112,7 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
         for index, (shard, part) in enumerate(zip(shards, tf.split(initial, list(map(rows_of, shards))))):
             own = {"initial_value": part, "shape": part.shape, "colocate_with": shard}
             parts.append(next_creator(**{**kwargs, **own, "name": f"{kwargs.get('name')}/part_{index}"}))
-        return ShardedVariable(parts)
+        return describe_as_whole(ShardedVariable(parts))
 
     return replace_creation(value.shape, create)
 

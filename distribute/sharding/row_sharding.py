@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.variables import is_plain, put_inside, raw_value
+from ...compat.keras_private.variables import is_plain, name_scope_of, put_inside, raw_value
 from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
-from ..parameter_servers.shards import replace_creation
+from ..parameter_servers.shards import describe_as_whole, replace_creation
 
 _DEVICES = "state_devices"  # attribute of a Keras variable
 
@@ -51,7 +51,7 @@ def create_in_rows(reference: Any) -> contextlib.AbstractContextManager[Any]:
 def move_rows(slot: keras.Variable, reference: Any) -> None:
     """Shard the TensorFlow variable inside existing optimizer state, with its value."""
     if not isinstance(raw_value(slot), ShardedVariable):
-        with tf.init_scope():
+        with tf.init_scope(), name_scope_of(raw_value(slot)):
             value = tf.convert_to_tensor(raw_value(slot))
             put_inside(slot, _in_rows(value, reference, slot.name), keeps_id=False)
 
@@ -63,4 +63,4 @@ def _in_rows(value: tf.Tensor, reference: Any, name: str) -> ShardedVariable:
     for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_per_shard(reference)))):
         with tf.device(device):
             parts.append(tf.Variable(part, trainable=False, name=f"{name}/part_{index}"))
-    return ShardedVariable(parts, name)
+    return describe_as_whole(ShardedVariable(parts))

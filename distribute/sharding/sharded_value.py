@@ -13,6 +13,7 @@ import tensorflow as tf
 from ...compat.keras_private.variables import (
     VariableStandIn,
     let_stand_for,
+    name_scope_of,
     plain_variable,
     put_inside,
     raw_value,
@@ -55,7 +56,7 @@ class ShardedValue(VariableStandIn):
         layout: Layout | None = None,
     ) -> None:
         super().__init__(strategy, f"sharded_{next(_numbers)}_{name}")
-        self.shape, self.dtype, self.name = tf.TensorShape(shape), tf.as_dtype(dtype), name
+        self.shape, self.dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
         self.distribute_strategy = strategy
         self.layout = layout or flat_layout(mesh_of(strategy))
         part = self.layout.part_shape(self.shape.as_list())
@@ -66,6 +67,7 @@ class ShardedValue(VariableStandIn):
             let_stand_for(self.shards[-1], self)
         self.traced = variable_without_value(self.shape, self.dtype, name)
         let_stand_for(self.traced.handle, self)
+        self.name = self.traced.name  # with the name scope
 
     @property
     def is_flat(self) -> bool:
@@ -221,7 +223,8 @@ def create_in_shards(
 def shard_variable(variable: keras.Variable, strategy: Any, layout: Layout | None = None) -> None:
     """Replace the TensorFlow variable inside a Keras variable by a sharded one, with its value and id. Context: eager."""
     whole_value = tf.convert_to_tensor(copies_of(raw_value(variable))[0])
-    value = ShardedValue(strategy, list(variable.shape), variable.dtype, variable.name, layout=layout)
+    with name_scope_of(raw_value(variable)):
+        value = ShardedValue(strategy, list(variable.shape), variable.dtype, variable.name, layout=layout)
     value.assign(whole_value)
     put_inside(variable, value)
 
@@ -253,6 +256,7 @@ def make_sharded_weight(
     if layout is None:
         return None
     weight = ShardedWeight(strategy, shape, variable.dtype, variable.name, layout=layout)
+    weight.trainable = bool(variable.trainable)
     with (
         tf.device("CPU:0" if isinstance(strategy, OnMesh) else None),
         monitored_collective(),

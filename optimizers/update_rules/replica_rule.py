@@ -193,7 +193,7 @@ def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> I
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
     for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):
         with tf.device(device), _state_of_shard(optimizer, index):
-            place = TensorInPlace(key, whole[first : first + rows], variable.name)
+            place = TensorInPlace(key, whole[first : first + rows], copy.name)
             yield _rows_of(gradient, first, rows), place
         new.append(place)
         first += rows

@@ -195,7 +195,7 @@ def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
         places = [
             gathered(raw_value(v))
             if is_sharded(v)
-            else TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), v.name)
+            else TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), raw_value(v).name)
             for _, v in pairs
         ]
         if pairs:
@@ -212,7 +212,7 @@ def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
 
 
 def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
-    return TensorInPlace(variable_key(optimizer, variable), own_weight(variable), variable.name)
+    return TensorInPlace(variable_key(optimizer, variable), own_weight(variable), raw_value(variable).name)
 
 
 def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:

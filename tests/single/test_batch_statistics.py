@@ -118,3 +118,67 @@ def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():
     assert total is not None
     expected = [v - 0.1 * g for v, g in zip(reference.trainable_variables, total)]
     helpers.assert_close([np.array(v) for v in model.trainable_variables], expected, helpers.FLOAT32)
+
+
+class Subclassed(unisono.Model):
+    """Layers in a list, a dict and a layer, one of which is made in `build`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        make = keras.layers.BatchNormalization
+        self.listed, self.named = [make(name="listed")], {"a": make(name="named")}
+        self.wrapped = keras.layers.TimeDistributed(make(name="wrapped"))
+        self.dense = keras.layers.Dense(2)
+
+    def build(self, shape: Any) -> None:
+        self.late = keras.layers.BatchNormalization(name="late")
+        self.late.build(shape)
+        super().build(shape)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        x = self.named["a"](self.listed[0](x, training=training), training=training)
+        x = self.wrapped(x[:, None], training=training)[:, 0]
+        return self.dense(self.late(x, training=training))
+
+
+def nested() -> Any:
+    """A shared layer, a frozen one, and one in a model in the model."""
+    make, inputs = keras.layers.BatchNormalization, keras.Input((3,))
+    inner = keras.Sequential([keras.Input((3,)), make(name="inner"), keras.layers.Dense(3, "tanh")])
+    shared, frozen = make(name="shared"), make(name="frozen", trainable=False)
+    x = shared(keras.layers.Dense(3)(frozen(shared(inner(inputs)))))
+    return unisono.Model(inputs, keras.layers.Dense(2)(x))
+
+
+def test_synchronize_batch_norm_makes_any_model_equal_to_one_device(tmp_path, capsys):
+    x, y = rows(8, 3), rows(8, 2)
+    made = {
+        "nested": (nested, ["inner", "shared", "frozen"]),
+        "subclassed": (Subclassed, ["listed", "named", "wrapped", "late"]),
+    }
+    for name, (make, names) in made.items():
+        found = {}
+        for strategy in (None, helpers.mirrored(3)):
+            keras.utils.set_random_seed(2)
+            with helpers.scope(strategy):
+                model = make()
+                model.build((None, 3))
+                model.compile(unisono.optimizers.SGD(0.05), "mse", run_eagerly=strategy is None)
+            fit = {"batch_size": 4, "shuffle": False, "verbose": 2 * (strategy is not None)}
+            if strategy is not None and name == "nested":  # what was traced before is traced again
+                weights = model.get_weights()
+                model.fit(x, y, **fit)
+                model.set_weights(weights)
+                said = " ".join(capsys.readouterr().out.split())
+                assert "2 BatchNormalization layers normalize each replica's samples apart" in said
+            assert sorted(unisono.synchronize_batch_norm(model)) == sorted(names)
+            kept = model.train_function
+            found[strategy] = model.fit(x, y, **fit).history, model.get_weights()
+            assert sorted(unisono.synchronize_batch_norm(model)) == sorted(names)
+            assert model.train_function is not kept, "the second call changes nothing"
+        helpers.assert_close(*found.values(), 1e-4, name)  # a bias before a normalization is nearly 0
+        assert "BatchNormalization" not in capsys.readouterr().out
+    model = nested()
+    unisono.synchronize_batch_norm(model)
+    model.save(tmp_path / "m.keras")
+    assert keras.models.load_model(tmp_path / "m.keras").get_layer("shared").synchronized

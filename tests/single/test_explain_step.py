@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from meshes import strategy_for
 
 import unisono
 
@@ -35,6 +36,19 @@ def test_built_in_step_all_reduces_its_gradients_alone():
     assert (gradients.kind, gradients.bytes) == ("all-reduce", (4 * 3 + 3) * 4)
     assert found.replicas == 2 and found.samples == 6 and not found.whole
     assert dict(found.exits)["loss/total"] == "partial sum"
+
+
+def test_collectives_on_a_mesh_have_the_bytes_of_one_replica():
+    with strategy_for((2, 2), {".*dense/kernel": ("model", None), ".*wide/kernel": (None, "model")}).scope():
+        model = unisono.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(6, name="wide"), keras.layers.Dense(3, name="dense")]
+        )
+        model.compile(unisono.optimizers.SGD(0.1), "mse", jit_compile=False)
+    found = model.explain_step(X, X[:, :3]).collectives
+    products = next(each for each in found if each.kind == "all-reduce" and each.over == "model")
+    assert (products.what, products.bytes) == ("3x3 float32", 3 * 3 * 4), "half of the samples"
+    gradients = next(each for each in found if each.kind == "all-reduce" and each.over == "batch")
+    assert gradients.bytes == 4 * (4 * 3 + 3 * 3), "halves of the kernels"
 
 
 @pytest.mark.as_for_users  # operations have source lines

@@ -169,6 +169,19 @@ def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypa
     assert len(found) == len(logs)
 
 
+def test_last_line_of_an_epoch_breaks_between_metrics(monkeypatch):
+    logs = {f"metric_{n}": 0.5 + n for n in range(8)}
+    for columns in range(30, 160, 10):
+        out = Terminal()
+        bar = bar_of(out, itertools.count(0, 1.0))
+        monkeypatch.setattr(bar, "_columns", lambda columns=columns: columns)
+        bar.on_epoch_begin(0)
+        bar.on_epoch_end(0, logs)
+        lines = re.sub(r"\x1b\[\d+m", "", out.getvalue().split("\r")[-1]).rstrip().split("\n")
+        assert max(map(len, lines)) < columns
+        assert [each for line in lines for each in re.findall(r" - (\w+): \d\.\d{4}", line)] == list(logs)
+
+
 @pytest.mark.parametrize("kind", ["generator", "PyDataset", "dataset"])
 def test_bar_shows_samples_per_second_where_sizes_may_differ(kind):
     x = np.zeros((4, 3), "float32")

@@ -28,6 +28,8 @@ class Net(unisono.Model):
         self.steps = tf.Variable(0, trainable=False)
         self.seen = tf.Variable(tf.zeros(3, tf.float64), trainable=False)
         self.queue = tf.Variable(tf.reshape(tf.range(24.0, dtype=tf.float64), (8, 3)) / 24, trainable=False)
+        self.mark = keras.Variable(0.0, trainable=False, dtype="float64")
+        self.generator = tf.random.Generator.from_seed(3)
         self.held = [
             tf.Variable(tf.zeros(shape, tf.float64), trainable=False, aggregation=aggregation)
             for shape, aggregation in [((4, 3), "NONE"), ((3,), "SUM")]
@@ -188,6 +190,32 @@ def not_partitioned(model, x, y, loss, gradients, outputs):
     return loss
 
 
+def written_by_every_replica(model, x, y, loss, gradients, outputs):
+    """Writes a Keras variable in the functions that replicas run for a merge function, and reads it afterwards."""
+    tf.py_function(lambda loss: None, [loss], [])
+    context = tf.distribute.get_replica_context()
+
+    def add(number):
+        model.mark.assign_add(number + tf.reduce_sum(model.seen))
+        model.seen.assign_add([1.0, 2.0, 3.0])
+        return model.mark * 2.0
+
+    def merge(strategy, number):
+        added = strategy.extended.call_for_each_replica(add, (number,))
+        strategy.run(add, (strategy.experimental_local_results(added)[0],))
+
+    model.mark.assign(45.0)
+    context.merge_call(merge, (loss,))
+    model.update(gradients)
+    return loss + model.mark
+
+
+def drawn_from_a_generator(model, x, y, loss, gradients, outputs):
+    noise = model.generator.normal(tf.shape(gradients[0]), dtype=tf.float64)
+    model.update([gradients[0] + noise, gradients[1]])
+    return loss + model.generator.uniform([], dtype=tf.float64)
+
+
 PROGRAMS = {
     "skip": (skip_large_losses, IN_A_BRANCH),
     "if": (if_of_tensor, IN_A_BRANCH),
@@ -204,6 +232,11 @@ PROGRAMS = {
     "own state": (plain, IN_A_BRANCH, CountsSkipped),
     "merge": (plain, "", Merges),
     "merge on one": (not_partitioned, "PyFunc", Merges),
+    "merge and run": (
+        written_by_every_replica,
+        "device if the Python code that it runs writes no variables.",
+    ),
+    "generator": (drawn_from_a_generator, "draws from a `tf.random.Generator`"),
 }
 
 
@@ -231,7 +264,9 @@ def trained(program, home, run_eagerly=False):
     return [logs, seen, values], " ".join(str(each.message) for each in said)
 
 
-@pytest.mark.short("scatter", "python", "written before", "own state", "merge on one", "queue")
+@pytest.mark.short(
+    "scatter", "python", "written before", "own state", "merge on one", "queue", "merge and run"
+)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_step_that_writes_or_updates_in_a_branch_equals_one_device(program):
     (one, _), (three, said) = trained(program, None), trained(program, mirrored(3))
@@ -247,8 +282,10 @@ def test_step_that_writes_or_updates_in_a_branch_equals_one_device_elsewhere(pro
     assert_close(trained(program, strategy(home))[0], trained(program, None)[0], TOLERANCE)
 
 
-@pytest.mark.short("python")
-@pytest.mark.parametrize("program", ["python", "written before", "places", "slices", "merge"])
+@pytest.mark.short("python", "merge and run", "generator")
+@pytest.mark.parametrize(
+    "program", ["python", "written before", "places", "slices", "merge", "merge and run", "generator"]
+)
 def test_eager_step_that_writes_equals_one_device(program):
     one = trained(program, None, run_eagerly=True)[0]
     assert_close(trained(program, mirrored(2), run_eagerly=True)[0], one, TOLERANCE)

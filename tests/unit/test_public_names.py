@@ -16,7 +16,7 @@ from unisono.state.trained_model import TrainedModel
 
 FACE = {"Model", "Sequential", "__version__", "adopt", "callbacks", "clone_model", "distribute"}
 FACE |= {"load_model", "mixed_precision", "model_memory"}
-FACE |= {"models", "optimizers", "replica_step", "rowwise"}
+FACE |= {"models", "optimizers", "replica_step", "rowwise", "synchronize_batch_norm"}
 METHODS = ["compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
 
 
@@ -34,7 +34,16 @@ DOCUMENTED = {
     distribute: ["Pipeline", "auto_strategy", "global_batch_size", "global_mean", "simulate_devices"],
     mixed_precision: ["LossScaleOptimizer", "Policy", "set_global_policy"],
     optimizers: ["Adam", "AdamW", "SGD", "RMSprop", "Optimizer", "adopt"],
-    trainer: ["Model", "Sequential", "adopt", "clone_model", "load_model", "replica_step", "rowwise"],
+    trainer: [
+        "Model",
+        "Sequential",
+        "adopt",
+        "clone_model",
+        "load_model",
+        "replica_step",
+        "rowwise",
+        "synchronize_batch_norm",
+    ],
 }
 PACKAGES = pytest.mark.parametrize("package", DOCUMENTED, ids=lambda package: package.__name__)
 

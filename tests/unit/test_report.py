@@ -1,6 +1,7 @@
 """The report's page, from hand-written lines: what is read, drawn and escaped."""
 
 import importlib.util
+import itertools
 import json
 import pkgutil
 import re
@@ -289,12 +290,14 @@ def test_chart_of_many_epochs_shows_few_places_and_the_last():
     assert 30 < len(places) <= 60 and places[-1][2] == ["epoch 3000", "a: 4"]
 
 
-def test_learning_rate_is_drawn_as_steps():
-    points = [(1.0, 1.0), (2.0, 0.5), (3.0, 0.25)]
+def test_learning_rate_is_drawn_as_steps_over_the_epochs_that_had_it():
     with chart_style():
-        straight, stairs = (line_chart("t", [Line("a", points, steps=each)]).svg for each in (False, True))
-    corners = [svg.count("L ", svg.index('id="line2d_')) for svg in (straight, stairs)]
-    assert corners[1] == corners[0] + 2
+        svg = line_chart("t", [Line("a", [(1.0, 1.0), (2.0, 0.5), (3.0, 0.25)], steps=True)]).svg
+    path = re.findall(r'<path d="([^"]+)" clip-path', svg)[-1]
+    corners = [tuple(map(float, pair)) for pair in re.findall(r"[ML] (\S+) (\S+)", path)]
+    flat = [(b[0] - a[0], a[1]) for a, b in itertools.pairwise(corners) if a[1] == b[1] and a != b]
+    assert len(flat) == 3 and flat == sorted(flat, key=lambda each: each[1])  # three epochs, falling
+    assert all(length == pytest.approx(flat[0][0], abs=0.01) for length, _ in flat)
 
 
 def test_axis_has_steps_where_all_epochs_have_as_many(tmp_path):

@@ -95,6 +95,10 @@ def test_health_counts_cuts_of_the_learning_rate_and_no_schedule():
     assert findings.describe_health(run_of([1.0] * 3, rates=[0.1, 0.1, 0.05])) == [once]
     twice = findings.describe_health(run_of([1.0] * 6, rates=[0.1, 0.1, 0.05, 0.05, 0.05, 0.01]))
     assert twice == ["The learning rate was cut 2 times, from 0.1 to 0.01, first in epoch 3."]
+    rates = [0.1, 0.1, 0.01, 0.01, 0.001, 0.0001]
+    in_a_row = findings.describe_health(run_of([1.0] * 6, rates=rates))
+    assert in_a_row == ["The learning rate was cut 3 times, from 0.1 to 0.0001, first in epoch 3."]
+    assert "cut once" in findings.describe_health(run_of([1.0] * 5, rates=[0.4, 0.4, 0.3, 0.2, 0.15]))[0]
 
 
 def test_speed_has_the_wait_for_input_without_the_first_epoch():

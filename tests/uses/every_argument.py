@@ -236,6 +236,7 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         "simulate_devices": of(distribute.simulate_devices, count="nothing"),
         "adopt": of(unisono.adopt, model="nothing"),
         "clone_model": of(unisono.clone_model, model="nothing"),
+        "synchronize_batch_norm": of(unisono.synchronize_batch_norm, model="nothing"),
         "load_model": of(unisono.load_model, filepath="nothing"),
         "model_memory": of(unisono.model_memory, model="nothing"),
         "replica_step": of(unisono.replica_step, fn="function"),

@@ -154,6 +154,9 @@ MODELS: dict[str, Use] = {
     "clone a layer": model(
         lambda b: unisono.clone_model(keras.layers.Dense(1)), "`model`", "keras.Model", "Dense"
     ),
+    "synchronize nothing": model(
+        lambda b: unisono.synchronize_batch_norm(None), "`model`", "keras.Model", "None"
+    ),
     "load nothing": model(lambda b: unisono.load_model(None), "`filepath`", "path", "None"),
     "load a number": model(lambda b: unisono.load_model(3), "`filepath`", "path", "3"),
     "load a missing file": model(_h5, "`filepath`", "m.h5", "pass"),

@@ -32,6 +32,7 @@ def test_one_worker_with_split_variables_equals_one_device_bit_for_bit(found):
     assert found["batch"][0] == found["batch"][1]
     assert found["own_steps"][0] == found["own_steps"][1]
     assert found["split_distance"] == 0 and found["shards"] == 3 and found["slots_beside"]
+    assert found["split_names"] == [True] * 3
     assert found["loaded_shards"] == 2 and found["loaded_distance"] == 0
     assert found["resumed_distance"] == 0
     assert found["custom_loop"] == [-50, -50, 50]

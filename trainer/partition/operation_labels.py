@@ -1,5 +1,7 @@
 """The labels for one operation: by its rule, on a replica's own samples, or on whole inputs."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import line_of_user
@@ -31,19 +33,34 @@ _HARMLESS = """
     LookupTableExportV2 LookupTableSizeV2
 """
 
+_CALLS_PYTHON = ("PyFunc", "EagerPyFunc")
+_DRAWS_FROM_STATE = ("RngReadAndSkip", "RngSkip")
+
 
 def has_effects(op: tf.Operation) -> bool:
     """Return whether an operation does more than reading, drawing, checking and printing."""
     return bool(op.op_def.is_stateful) and op.type not in (*READS, *RULES, *_HARMLESS.split())
 
 
+def calls_python(graph: Any) -> bool:
+    """Return whether a graph, or a function in it, runs Python code that may have effects."""
+    found = graph.as_graph_def()
+    parts = [found.node, *(function.node_def for function in found.library.function)]
+    return any(node.op in _CALLS_PYTHON for part in parts for node in part)
+
+
 def describe_effects(op: tf.Operation, place: str = "") -> str:
     """Return which line of user code has effects, in a `place`, and what to do instead."""
     line, code = line_of_user(op)
     what, instead = "has effects", "compute it in the input pipeline or in a callback"
-    if op.type in ("PyFunc", "EagerPyFunc"):
+    if op.type in _CALLS_PYTHON:
         what = "runs Python code, which may have effects"
         instead = f"pass `stateful=False` to `tf.numpy_function` if it has none, or {instead}"
+    elif op.type in _DRAWS_FROM_STATE:
+        what, instead = (
+            "draws from a `tf.random.Generator`",
+            "use `keras.random` with a `keras.random.SeedGenerator`",
+        )
     elif op.type in WRITES:
         instead = "write outside of it, for example `variable.assign(tf.where(condition, new, variable))`"
     where = f" in {line}" if line else f" ({op.name})"

@@ -22,7 +22,12 @@ BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 
 class NotPartitioned(Exception):
-    """The step cannot be partitioned. The message gives the reason."""
+    """The step cannot be partitioned. The message gives the reason.
+
+    `calls_python` tells whether the traced step runs Python code; None where it was not traced to its end.
+    """
+
+    calls_python: bool | None = None
 
 
 class NeedsCollective(Exception):

@@ -24,6 +24,8 @@ from .loops.compiled_calls import CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass
 
+_PASS_BYTES = 64 * 2**20  # of arrays: larger ones are not copied for a single pass
+
 
 @contextlib.contextmanager
 def pass_source(
@@ -36,6 +38,7 @@ def pass_source(
             batch_size=batch_size,
             steps_per_epoch=steps,
             strategy=model.distribute_strategy,
+            resident_bytes=_PASS_BYTES,
             resumable=False,
             custom_step=model._overrides_step(f"{phase}_step"),
             call="predict" if phase == "predict" else "evaluate",

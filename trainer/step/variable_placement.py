@@ -49,10 +49,15 @@ def bring_along(model: TrainedModel, method: str) -> None:
     with here.set_to(moves_weights=True):
         moved = home is not None and move_variables(model.weights, home)
     if home is not None and (move_variables(model.variables, home) or moved or adopting):
-        for part in layers_of(model):  # their compiled functions read the earlier variables
-            if isinstance(part, keras.Model):
-                part.train_function = part.test_function = part.predict_function = None
+        trace_again(model)  # the compiled functions read the earlier variables
     check_traced_functions(model, method)
+
+
+def trace_again(model: Any) -> None:
+    """Drop the compiled functions of a model and of those in it."""
+    for part in layers_of(model):
+        if isinstance(part, keras.Model):
+            part.train_function = part.test_function = part.predict_function = None
 
 
 def remember_distribution(model: TrainedModel) -> None:

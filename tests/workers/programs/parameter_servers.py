@@ -194,10 +194,11 @@ def alone():
     FOUND["split_distance"] = distance(model, other)
     table = model.layers[0].embeddings
     FOUND["shards"] = len(table.value.variables)
+    slots = [slot for slot in model.optimizer.variables if tuple(slot.shape) == tuple(table.shape)]
+    FOUND["split_names"] = [variable.value.name == f"{variable.path}:0" for variable in (table, *slots)]
     FOUND["slots_beside"] = all(
         [shard.device for shard in slot.value.variables] == [shard.device for shard in table.value.variables]
-        for slot in model.optimizer.variables
-        if tuple(slot.shape) == tuple(table.shape)
+        for slot in slots
     )
     model.save(f"{OUT}/split.keras")
     on_one = unisono.load_model(f"{OUT}/split.keras")

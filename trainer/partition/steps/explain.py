@@ -38,7 +38,7 @@ class Collective:
     Attributes:
         kind: "all-reduce", "all-gather" or "reduce-scatter".
         what: the tensors: their shapes for the given batch and dtype, or a description.
-        bytes: of one replica's result, in one step.
+        bytes: of one replica's result, in one step; of what it divides in a reduce-scatter.
         cause: the operation that needs it, such as "MatMul", or its purpose.
         line: `file.py:41`, or empty where no line of user code is known.
         code: the text of the line, or empty.
@@ -109,8 +109,8 @@ def explain_program(
     for node in program.nodes:
         if isinstance(node, Apply):
             given = [program.values[number] for number in node.inputs]
-            summed = [_bytes(value, samples) for value in given if value.label == PARTIAL_SUM]
-            parts = [_bytes(value, samples) for value in given if is_stored(value.label)]
+            summed = [_bytes(value, samples, mesh) for value in given if value.label == PARTIAL_SUM]
+            parts = [_bytes(value, samples, mesh) for value in given if is_stored(value.label)]
             along_mesh = [("all-reduce", sizes, over[axis]) for axis, sizes in sums.items()]
             sums = {}
             for kind, sizes, along in (
@@ -125,9 +125,11 @@ def explain_program(
             continue  # counted with the others of the optimizer's call
         elif isinstance(node, Convert) and program.communicates(node) and mesh.shape[node.axis] > 1:
             if _is_for_optimizer(node) and is_partial(program.labels_around(node)[0]):
-                sums.setdefault(node.axis, []).append(_bytes(program.values[node.source], samples))
+                sums.setdefault(node.axis, []).append(
+                    _bytes(program.values[node.source], samples, mesh, node.axis)
+                )
             else:
-                found.append(_collective(program, node, samples, over[node.axis]))
+                found.append(_collective(program, node, samples, mesh, over[node.axis]))
     exits = [(name, _exit(program, number)) for name, number in zip(names, program.outputs)]
     return StepExplanation(math.prod(mesh.shape), samples, tuple(found), tuple(exits))
 
@@ -136,18 +138,18 @@ def _is_for_optimizer(node: Convert) -> bool:
     return node.cause is not None and stands_for(node.cause, APPLY) is not None
 
 
-def _collective(program: Program, node: Convert, samples: int, over: str) -> Collective:
+def _collective(program: Program, node: Convert, samples: int, mesh: Mesh, over: str) -> Collective:
     value, (have, _) = program.values[node.source], program.labels_around(node)
+    what, size = _shape(value, samples, mesh, node.axis), _bytes(value, samples, mesh, node.axis)
     if is_stored(have):
-        what, size = _shape(value, samples), _bytes(value, samples)
         return Collective("all-gather", what, size, "a sharded weight is read", over=over)
     kind = "all-gather" if is_sharded(have) else "all-reduce"
     if _is_for_optimizer(node):
-        return Collective(kind, _shape(value, samples), _bytes(value, samples), _APPLIED, over=over)
+        return Collective(kind, what, size, _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
     cause = "a result of the step" if node.cause is None else node.cause.type
     reason = _reason(have, node.cause) if node.axis == 0 else "the operation needs all parts"
-    return Collective(kind, _shape(value, samples), _bytes(value, samples), cause, line, code, reason, over)
+    return Collective(kind, what, size, cause, line, code, reason, over)
 
 
 def _reason(have: Label, cause: tf.Operation | None) -> str:
@@ -177,12 +179,23 @@ def _exit(program: Program, number: int) -> str:
     return str(label)
 
 
-def _shape(value: Value, samples: int) -> str:
-    extents = at(value.shape or (), samples)
+def _extents(value: Value, samples: int, mesh: Mesh, axis: int) -> list[int | None]:
+    """Return the shape of one replica's part, whole along an axis of the mesh, over which it is exchanged."""
+    extents = list(at(value.shape or (), samples))
+    for number, (label, parts) in enumerate(zip(value.labels, mesh.shape)):
+        if number == axis or not is_sharded(label) or label.axis >= len(extents):
+            continue
+        if (extent := extents[label.axis]) is not None:
+            extents[label.axis] = -(-extent // parts)
+    return extents
+
+
+def _shape(value: Value, samples: int, mesh: Mesh, axis: int) -> str:
+    extents = _extents(value, samples, mesh, axis)
     shape = "x".join("?" if extent is None else str(extent) for extent in extents)
     return f"{shape} {value.dtype.name}" if shape else f"a {value.dtype.name} scalar"
 
 
-def _bytes(value: Value, samples: int) -> int:
-    known = [extent for extent in at(value.shape or (), samples) if extent is not None]
+def _bytes(value: Value, samples: int, mesh: Mesh, axis: int = 0) -> int:
+    known = [extent for extent in _extents(value, samples, mesh, axis) if extent is not None]
     return math.prod(known) * max(value.dtype.size or 0, 0)

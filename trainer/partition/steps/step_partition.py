@@ -26,7 +26,7 @@ from ..program import NotPartitioned
 from .explain import StepExplanation
 from .step import Step
 from .trace_errors import name_bug
-from .traced_step import TracedStep
+from .traced_step import TracedStep, has_own_statistics
 from .whole_step import WholeStep
 
 _log = logging.getLogger("unisono")
@@ -42,7 +42,12 @@ class StepPartition:
     def of(self, spec: Any, compiles: bool = False, batches: Sequence[Any] = ()) -> TracedStep | WholeStep:
         """Return the step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
-        key = str((tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles))
+        own = [
+            *map(has_own_statistics, self._step.layers)
+        ]  # `synchronize_batch_norm` may be called between steps
+        key = str(
+            (tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles, own)
+        )
         if key not in self._traced:
             self._traced[key] = self._trace(spec, compiles)
         step = self._traced[key] or self.whole()
@@ -106,10 +111,18 @@ class StepPartition:
         if str(reason) not in self._said:
             warnings.warn(
                 f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "
-                "The result is that of a single device.",
+                f"{_RESULTS[getattr(reason, 'calls_python', None)]}.",
                 stacklevel=2,
             )
         self._said.add(str(reason))
+
+
+_RESULTS = {  # by what is known of Python code in the graph
+    False: "The result is that of a single device",
+    True: "The result is that of a single device if the Python code that it runs writes no variables",
+    None: "It was not traced to its end: the result is that of a single device if it runs no Python code that "
+    "writes variables",
+}
 
 
 class ModelPartition:

@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
-from ....compat.tensorflow_graphs.one_device import find_distributed_variable, trace_on_one_device
+from ....compat.tensorflow_graphs.one_device import (
+    find_distributed_variable,
+    trace_on_one_device,
+)
 from ....compat.tensorflow_private.strategies import pretend_replicas
 from ....compat.tensorflow_private.valueless_variables import read_unrecorded
 from ....distribute.mesh import mesh_of
@@ -34,7 +37,7 @@ from ..labels import (
     is_sharded,
 )
 from ..memory import save_memory
-from ..operation_labels import WRITES
+from ..operation_labels import WRITES, calls_python
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuilt
@@ -69,19 +72,23 @@ class TracedStep:
             for v in self._variables
         ]
         self._results = len(graph.outputs) - len(self._variables)
-        self.program: Program = partition_graph(
-            graph,
-            len(leaves),
-            [step.exits] * self._results + self._wanted,
-            lambda handle: None if shares else _contents(handle, len(self._mesh.shape)),
-            [call.find_wanted_labels() for call in self._calls],
-            self._statistics.__contains__,
-            [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
-        )
+        try:
+            self.program: Program = partition_graph(
+                graph,
+                len(leaves),
+                [step.exits] * self._results + self._wanted,
+                lambda handle: None if shares else _contents(handle, len(self._mesh.shape)),
+                [call.find_wanted_labels() for call in self._calls],
+                self._statistics.__contains__,
+                [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
+            )
+            self._written = _find_written(self.program)
+        except NotPartitioned as error:
+            error.calls_python = calls_python(graph)
+            raise
         in_packs = isinstance(step.strategy, SHARDABLE) and not compiles
         save_memory(self.program, calls_in(graph), bytes_of_packs(step.strategy) if in_packs else 0)
         self._received = find_received(self.program)
-        self._written = _find_written(self.program)
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -95,7 +102,7 @@ class TracedStep:
         seen = functools.partial(self._stand_in_for, tf.compat.v1.get_default_graph())
         with step_scope(step), pretend_replicas(1), see_through(seen), CollectedWrites() as writes:
             step.writes = writes
-            with self._statistics.of_calls([*filter(_has_own_statistics, self._step.layers)]):
+            with self._statistics.of_calls([*filter(has_own_statistics, self._step.layers)]):
                 with user_errors():
                     result = self._step.fn(batch)
             numbers = numbers_in(result)  # can be variables that the step has assigned
@@ -143,7 +150,9 @@ class TracedStep:
             static = {leaf.shape[0] for _, leaf in arrays}
             if len(static - {None}) > 1 or static == {None, 1}:
                 names = " and ".join(f"`{path}`" for path, _ in arrays)
-                raise NotPartitioned(f"it combines {names}, which have different numbers of samples")
+                error = NotPartitioned(f"it combines {names}, which have different numbers of samples")
+                error.calls_python = False  # else it would not have been partitioned
+                raise error
             checks += check_combined_samples(arrays)
         return checks
 
@@ -229,7 +238,7 @@ class TracedStep:
         assign(self._variables, values, shared)
 
 
-def _has_own_statistics(layer: keras.layers.Layer) -> bool:
+def has_own_statistics(layer: keras.layers.Layer) -> bool:
     """Return whether each replica normalizes by the statistics of its own samples."""
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
 

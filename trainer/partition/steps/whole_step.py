@@ -10,7 +10,7 @@ import tensorflow as tf
 from ....compat.keras_private.variables import raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import as_on_one_device
 from ....compat.tensorflow_graphs.variable_writes import note_writes
-from ....compat.tensorflow_private.strategies import LoneReplica, pretend_replicas
+from ....compat.tensorflow_private.strategies import LoneReplica, draw_as_one_device, pretend_replicas
 from ....distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -109,7 +109,7 @@ class WholeStep:
         alone: Any = LoneReplica(strategy, first_local_replica(strategy))
         if shares_variables():  # replicas may not write such a variable without an `aggregation`
             alone = as_on_one_device()
-        with alone, pretend_replicas(1), see_through(state.whole), step_scope(own):
+        with alone, draw_as_one_device(), pretend_replicas(1), see_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
 
     def _apply(self, call: OptimizerCall, written: list[Any], step: StepContext, state: _State) -> None:

@@ -7,15 +7,12 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
-from ....compat.keras_private.layers import layers_of
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.pipeline.balance import balance, stage_costs
 from ....distribute.pipeline.pipeline import Pipeline, register_planner
 from ....distribute.pipeline.schedule import SCHEDULES, Simulation, forward_only, peak_activations, simulate
 from ....distribute.pipeline.timeline import Timeline
-from ....state.trained_model import TrainedModel
+from ....state.trained_model import TrainedModel, batch_norms_of
 from . import costs as block_costs
 from .costs import BlockCost
 from .graph import Chain, Stage
@@ -123,8 +120,8 @@ class Plan:
         pipeline = self.pipeline
         if self.parts == 1:
             return
-        for layer in layers_of(self.chain.model):
-            if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized and layer.trainable:
+        for layer in batch_norms_of(self.chain.model):
+            if layer.synchronized and layer.trainable:
                 raise ValueError(
                     f"BatchNormalization {layer.name!r} has synchronized=True, but a Pipeline with micro_batches="
                     f"{pipeline.micro_batches} and replicas={pipeline.replicas} normalizes with the statistics of a "
