@@ -148,7 +148,7 @@ class PipelineRunner(Runner):
     ) -> None:
         """Split the built model and move its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
-            build.build_for(model, spec, "predict_step")
+            build.build_for(model, spec, "predict_step", samples)
             prepare(model, samples, training=step == "train_step")
             plan = model._pipeline.plan(model)
             if step == "train_step" and plan.parts > 1 and not plan.samples_checked:

@@ -104,7 +104,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
             if hasattr(callback, "on_predict_exit"):
                 at_exit.callback(callback.on_predict_exit)
         taking = [each for each in callbacks.callbacks if hasattr(each, "take_outputs")]
-        runner.build(model, source.spec, step="predict_step")
+        runner.build(model, source.spec, source.batch_size, "predict_step")
         runner.make_function(model, "predict")
         model.stop_predicting = False
         callbacks.on_predict_begin()
