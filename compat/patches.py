@@ -24,10 +24,10 @@ from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.ps_values import CachingVariable
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
+from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
-from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
 from tensorflow.python.util import tf_stack

@@ -147,14 +147,16 @@ def _register_gradient(original: Any, self: Any, f: Any) -> Any:
 
 
 def _write_places(name: str) -> Any:
-    """Return a method that writes into the copy of a step, or outside replicas, as where a layer is first called, into all."""
+    """Return a method that writes into the copy of a step; outside replicas, as where a layer is first called, into all."""
 
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
         if current_step() is not None:
             return getattr(copies_of(self)[0], name)(*args, **kwargs)
         if tf.distribute.has_strategy() and in_replica_context():
             return getattr(tf.Variable, name)(self, *args, **kwargs)  # raises, as copies would differ
-        return [getattr(copy, name)(*args, **kwargs) for copy in copies_of(self)][0]
+        for copy in copies_of(self):
+            getattr(copy, name)(*args, **kwargs)
+        return self
 
     return write
 

@@ -17,8 +17,8 @@ from ...compat.keras_private.optimizers import (
     own_variables,
     trained_variables,
 )
-from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.keras_private.training import strategy_of
+from ...compat.keras_private.variables import put_inside, raw_value
 from ...compat.patches import wrap, wrap_within
 from ..arguments import one_of, show
 from ..mesh import OnMesh

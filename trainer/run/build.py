@@ -42,9 +42,9 @@ from .checks.argument_errors import explain_errors
 def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = None) -> None:
     """Build the parts of the model that are not built yet for the step `name` on batches of `spec`, of any size.
 
-    Code that needs the number of samples while it is traced (`x.shape[0] * 2`) gets `samples`, that of every batch, if it is
-    known. Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have no `call`)
-    is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
+    Code that needs the number of samples while it is traced (`x.shape[0] * 2`) gets `samples`, that of a full batch, if it
+    is known. Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have
+    no `call`) is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
     `spec`. Context: cross-replica, under the model's strategy.
     """
     fit_checks.check_batches(model, spec, name)
