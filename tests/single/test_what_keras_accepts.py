@@ -201,6 +201,17 @@ def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method
 def test_mistakes_in_arguments_are_named_with_what_is_needed():
     with pytest.raises(TypeError, match=r"a dict for each output.*sample_weight for each output"):
         compiled(lambda: unisono.Sequential([keras.layers.Dense(1)])).fit(X, Y, class_weight={"a": {0: 1.0}})
+    model = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    for call, meant in (
+        (lambda: model.fit(X, Y, bach_size=3), "batch_size"),
+        (lambda: model.fit(X, Y, epoch=3), "epochs"),
+        (lambda: model.evaluate(X, Y, step=3), "steps"),
+        (lambda: model.predict(X, callback=[]), "callbacks"),
+    ):
+        with pytest.raises(TypeError, match=rf"did you mean `{meant}`\?"):
+            call()
+    with pytest.raises(ValueError, match=r"`x` is complex.*takes float32.*complex64"):
+        model.fit(X.astype("complex64"), Y)
     with pytest.raises(ValueError, match=r"pass the folder.*BackupAndRestore\(\"backup\"\)"):
         unisono.callbacks.BackupAndRestore()
     with contextlib.ExitStack() as scope:

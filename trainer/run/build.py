@@ -44,8 +44,8 @@ def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = N
 
     Code that needs the number of samples while it is traced (`x.shape[0] * 2`) gets `samples`, that of a full batch, if it
     is known. Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have
-    no `call`) is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
-    `spec`. Context: cross-replica, under the model's strategy.
+    no `call`) is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the
+    inputs in `spec`. Context: cross-replica, under the model's strategy.
     """
     fit_checks.check_batches(model, spec, name)
     predicts = name == "predict_step"
