@@ -198,6 +198,16 @@ def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method
     helpers.assert_close(found[1], found[0], helpers.FLOAT32)
 
 
+def test_loss_that_becomes_nan_is_one_warning_with_the_steps():
+    model, bad = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])), X.copy()
+    bad[7] = np.nan
+    with pytest.warns(UserWarning, match=r"loss became NaN in .*epoch 1.*diagnose.*debug-nan") as found:
+        assert np.isnan(
+            model.fit(bad, Y, batch_size=3, epochs=3, shuffle=False, verbose=0).history["loss"]
+        ).all()
+    assert len(found) == 1
+
+
 def test_mistakes_in_arguments_are_named_with_what_is_needed():
     with pytest.raises(TypeError, match=r"a dict for each output.*sample_weight for each output"):
         compiled(lambda: unisono.Sequential([keras.layers.Dense(1)])).fit(X, Y, class_weight={"a": {0: 1.0}})
