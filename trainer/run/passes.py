@@ -135,8 +135,8 @@ class TrainingPass(Pass):
         state.warned_of_nan = True
         where = f"step {last}" if first == last else f"one of the steps {first} to {last}"
         warnings.warn(
-            f"The loss became NaN in {where} of epoch {state.epoch + 1}: `unisono.mixed_precision.diagnose(model, batch)` names "
-            "the layer; see docs/guides/debug-nan.md.",
+            f"The loss became NaN in {where} of epoch {state.epoch + 1}: `unisono.mixed_precision.diagnose(model, batch)` "
+            "names the layer; see docs/guides/debug-nan.md.",
             stacklevel=2,
         )
 
