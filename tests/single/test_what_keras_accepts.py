@@ -198,6 +198,23 @@ def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method
     helpers.assert_close(found[1], found[0], helpers.FLOAT32)
 
 
+class WritesSummary(keras.layers.Layer):
+    def call(self, x):
+        tf.summary.scalar("mean", tf.reduce_mean(x), step=0)
+        return x
+
+
+def test_warning_about_a_summary_names_the_line_of_the_user(tmp_path):
+    make = lambda: unisono.Sequential([keras.Input((4,)), WritesSummary(), keras.layers.Dense(1)])
+    model, writer = compiled(make, helpers.mirrored(2)), tf.summary.create_file_writer(str(tmp_path))
+    with (
+        writer.as_default(),
+        pytest.warns(UserWarning, match=r"in test_what_keras_accepts.py:\d+, `tf.summary.scalar"),
+    ):
+        losses_of(model)
+    writer.close()
+
+
 def test_loss_that_becomes_nan_is_one_warning_with_the_steps():
     model, bad = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])), X.copy()
     bad[7] = np.nan
