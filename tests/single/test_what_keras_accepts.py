@@ -205,7 +205,9 @@ class WritesSummary(keras.layers.Layer):
 
 
 def test_warning_about_a_summary_names_the_line_of_the_user(tmp_path):
-    make = lambda: unisono.Sequential([keras.Input((4,)), WritesSummary(), keras.layers.Dense(1)])
+    def make():
+        return unisono.Sequential([keras.Input((4,)), WritesSummary(), keras.layers.Dense(1)])
+
     model, writer = compiled(make, helpers.mirrored(2)), tf.summary.create_file_writer(str(tmp_path))
     with (
         writer.as_default(),
