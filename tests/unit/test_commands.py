@@ -61,7 +61,7 @@ def test_help_whose_reader_has_ended_ends_quietly(argv):
 
 
 @pytest.mark.parametrize("given, used", [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")])
-def test_program_hides_notices_of_tensorflow_where_the_user_has_not_chosen(given, used):
+def test_program_hides_messages_of_tensorflow_where_the_user_has_not_chosen(given, used):
     program = (
         "import os; from unisono.commands import main; main(); print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     )

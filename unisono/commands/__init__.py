@@ -32,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command with its arguments (None: those of this process); return the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
-    if (
-        argv is None
-    ):  # this is the program: TensorFlow's notices would bury its lines, and those of processes that it starts
+    if argv is None:  # this is the program: messages such as `failed call to cuInit` would bury its lines
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         return _run(argv)
