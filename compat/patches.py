@@ -24,6 +24,7 @@ from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 from tensorflow.python.distribute.ps_values import CachingVariable
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
+from tensorflow.python.distribute.values import DistributedVariable
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
@@ -130,10 +131,6 @@ REPLACED = (
         "sizes are computed on the host, which does not wait for a GPU; those of diagonals are right",
     ),
     Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
-    *(
-        Changed(tf.Variable, name, "TensorFlow's variables with a copy for each replica do not have it")
-        for name in WRITES_OF_PLACES
-    ),
 )
 
 WRAPPED = (
@@ -174,7 +171,11 @@ WRAPPED = (
         "remat",
         "`keras.RematScope` in a graph, where TensorFlow's version takes no keyword arguments",
     ),
-    Changed(TensorFlowTrainer, "fit", "tools that patch `keras.Model.fit` reach the fit of a model of ours"),
+    Changed(
+        TensorFlowTrainer,
+        "fit",
+        "tools that patch `keras.Model.fit` reach the fit of a model of ours; that of plain Keras rejects divided weights",
+    ),
     Changed(TensorFlowTrainer, "evaluate", "the same"),
     Changed(TensorFlowTrainer, "predict", "the same"),
     Changed(
@@ -189,6 +190,12 @@ ADDED = (
     Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),
     Changed(backend_distribution, "initialize", "`keras.distribution.initialize` calls it"),
     Changed(backend_distribution, "distribute_tensor", "layers whose outputs have a layout call it"),
+    *(
+        Changed(
+            DistributedVariable, name, "TensorFlow's variables with a copy for each replica do not have it"
+        )
+        for name in WRITES_OF_PLACES
+    ),
 )
 
 _FILES: set[str] = set()  # of the replacements
@@ -247,11 +254,15 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
     Another function wraps the first one. One that is defined again, in a closure, has the same code.
     """
     (owner,) = (each.owner for each in WRAPPED if each.name == name)
-    original = inner = getattr(owner, name)
-    while (known := getattr(inner, "__unisono_around__", None)) and known.__code__ is not around.__code__:
-        inner = inner.__unisono_original__
-    if known is None:
+    original = getattr(owner, name)
+    if not _is_wrapped(original, around):
         setattr(owner, name, _wrap_call(around, original))
+
+
+def _is_wrapped(function: Any, around: Callable[..., Any]) -> bool:
+    while (known := getattr(function, "__unisono_around__", None)) and known.__code__ is not around.__code__:
+        function = function.__unisono_original__
+    return known is not None
 
 
 def wrap_within(name: str, around: Callable[..., Any]) -> None:
@@ -264,7 +275,7 @@ def wrap_within(name: str, around: Callable[..., Any]) -> None:
     method = getattr(owner, name)
     cell = method.__closure__[method.__code__.co_freevars.index("fn")]
     original = cell.cell_contents
-    if not hasattr(original, "__unisono_original__"):
+    if not _is_wrapped(original, around):
         cell.cell_contents = _wrap_call(around, original)
 
 
@@ -278,7 +289,7 @@ def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Call
 
 
 def add(name: str, method: Callable[..., Any]) -> None:
-    """Add a method of `ADDED` that TensorFlow lacks, permanently."""
+    """Add a method of `ADDED` that TensorFlow lacks, or whose base class raises NotImplementedError, permanently."""
     (owner,) = (each.owner for each in ADDED if each.name == name)
-    if not hasattr(owner, name):
+    if name not in vars(owner):
         setattr(owner, name, method)

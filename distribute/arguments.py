@@ -1,6 +1,7 @@
 """Checks of arguments that every package needs; each error names the argument, the value and the fix."""
 
 import contextlib
+import difflib
 import inspect
 import math
 import numbers
@@ -60,6 +61,15 @@ def _shape(shape: Any) -> str:
     sizes = ["batch" if n == 0 else "?" for n in range(len(shape))]
     known = [str(size) if size is not None else word for size, word in zip(shape, sizes)]
     return f"({', '.join(known)}{',' * (len(known) == 1)})"
+
+
+def check_names(method: Any, unknown: Iterable[str]) -> None:
+    """Reject arguments that a method does not have, with the name that was probably meant."""
+    for name in unknown:
+        known = [each for each in inspect.signature(method).parameters if not each.startswith("_")]
+        near = difflib.get_close_matches(name, known, 1, 0.6)
+        fix = f"did you mean `{near[0]}`?" if near else f"it takes {', '.join(known)}."
+        raise TypeError(f"`{name}` is an unexpected keyword argument of `{method.__name__}`: {fix}")
 
 
 def whole_number(

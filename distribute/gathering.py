@@ -121,7 +121,7 @@ def _with_gradient_of_all(own: tf.Tensor, first: tf.Tensor) -> Any:
 def gather_outputs(outputs: Any, step: StepContext) -> Any:
     """Gather a nest of dense, ragged or sparse tensors of any dtype: the samples of all replicas, in order, on each.
 
-    Context: replica, with several workers.
+    Scalars, which are equal on all replicas, stay unchanged. Context: replica, with several workers.
     """
     return keras.tree.map_structure(lambda value: _gather_batch(value, step), outputs)
 
@@ -138,6 +138,8 @@ def _gather_batch(value: Any, step: StepContext) -> Any:
         shape = tf.concat([tf.cast([step.global_samples], tf.int64), sizes[1:]], 0)
         return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
     value = tf.convert_to_tensor(value)
+    if value.shape.rank == 0:
+        return value
     return tf.ensure_shape(_all_gather(value), tf.TensorShape([None]).concatenate(value.shape[1:]))
 
 

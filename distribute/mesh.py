@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -189,7 +190,13 @@ class OnMesh:
 
     def layout_of(self, path: str, shape: Sequence[int]) -> Layout | None:
         """Return how a weight is divided; None for one that each replica has whole."""
-        layout = None if self.layouts is None else self.layouts[path]
+        try:
+            layout = None if self.layouts is None else self.layouts[path]
+        except re.error as error:
+            raise ValueError(
+                f"The pattern {error.pattern!r} of the layout map is not a regular expression ({error.msg}): escape special "
+                "characters, and use '.*' for any text."
+            ) from None
         if layout is None:
             return None
         if len(layout.axes) != len(shape):

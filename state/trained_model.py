@@ -64,6 +64,7 @@ class FitState:
     slow_steps: Any = (
         None  # what watches the compiled calls of this `fit` (`trainer.run.slow_steps.SlowSteps`)
     )
+    warned_of_nan: bool = False  # whether a warning has named the call in which the loss became NaN
     save_and_exit: str | None = None  # why training saves and stops at the next step, on all workers
     spool: Any = None  # what uploads the files that callbacks write to a store (`callbacks.spool.Spool`)
     asked_to_exit: str | None = None  # set by a signal handler: why this process was asked to

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.variables import direct_writes, raw_value, stateless_scope
-from ..compat.patches import WRITES_OF_PLACES, provide
+from ..compat.patches import WRITES_OF_PLACES, add, provide
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs
@@ -15,7 +15,7 @@ from ..compat.tensorflow_graphs.made_operations import make_matrices_of_diagonal
 from ..compat.tensorflow_private.parameter_servers import let_assign
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
-from ..distribute.replicas import copies_of, once_per_copy, shares_variables
+from ..distribute.replicas import copies_of, in_replica_context, once_per_copy, shares_variables
 from ..distribute.step_context import current_step, here
 from ..optimizers.adoption import adopt
 from ..optimizers.optimizer import Optimizer
@@ -146,11 +146,17 @@ def _register_gradient(original: Any, self: Any, f: Any) -> Any:
     return f
 
 
-def _write_to_own_copy(original: Any) -> Any:
+def _write_places(name: str) -> Any:
+    """Return a method that writes into the copy of a step; outside replicas, as where a layer is first called, into all."""
+
     def write(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if current_step() is None or not isinstance(self, tf.distribute.DistributedValues):
-            return original(self, *args, **kwargs)
-        return getattr(copies_of(self)[0], original.__name__)(*args, **kwargs)
+        if current_step() is not None:
+            return getattr(copies_of(self)[0], name)(*args, **kwargs)
+        if tf.distribute.has_strategy() and in_replica_context():
+            return getattr(tf.Variable, name)(self, *args, **kwargs)  # raises, as copies would differ
+        for copy in copies_of(self):
+            getattr(copy, name)(*args, **kwargs)
+        return self
 
     return write
 
@@ -165,6 +171,7 @@ for _key, _make in {
     "Function.__call__": nested_graphs.function_call,
     "cond.cond": nested_graphs.cond,
     "while_loop.while_loop": nested_graphs.while_loop,
-    **{f"Variable.{name}": _write_to_own_copy for name in WRITES_OF_PLACES},
 }.items():
     provide(_key, _make)
+for _name in WRITES_OF_PLACES:
+    add(_name, _write_places(_name))

@@ -94,10 +94,11 @@ class SingleBatches:
         chunk, runner = _whole_batch(self, "explain_step", x, y, sample_weight), runner_of(self)
         with runner.watch(self):
             spec = batch_spec(keras.utils.pack_x_y_sample_weight(*chunk.inputs))  # as `fit` passes it
-            runner.build(self, spec)
+            samples = int(sample_count(chunk.inputs))
+            runner.build(self, spec, samples)
             with self._strategy_scope():
                 partition = ModelPartition(self, "train_step", self.train_step)
-                return partition.explain(spec, int(sample_count(chunk.inputs)))
+                return partition.explain(spec, samples)
 
     def predict_on_batch(self: Any, x: Any) -> Any:
         """Compute the outputs for one global batch, as `keras.Model.predict_on_batch`.
@@ -114,7 +115,7 @@ class SingleBatches:
         inputs = _whole_batch(self, "predict_on_batch", x).inputs[:1]  # the step gets `(x,)`, as in Keras
         with runner.watch(self):
             spec = batch_spec(inputs)
-            runner.build(self, spec, step="predict_step")
+            runner.build(self, spec, int(sample_count(inputs)), "predict_step")
             with explain_errors(self, spec, step="predict_step"):
                 _, outputs = runner.make_function(self, "predict")(
                     CompiledCall([Chunk(inputs, 1, None, _same)])
@@ -130,9 +131,10 @@ def _on_batch(
     runner, step = runner_of(model), f"{phase}_step"
     with runner.watch(model):
         spec = batch_spec(chunk.inputs)
-        runner.build(model, spec, step=step)
+        samples = int(sample_count(chunk.inputs))
+        runner.build(model, spec, samples, step)
         check_class_weights(model, spec, class_weights(class_weight), step)
-        check_weights(model, spec, {int(sample_count(chunk.inputs))}, step)
+        check_weights(model, spec, {samples}, step)
         model.reset_metrics()
         function, call = runner.make_function(model, phase), CompiledCall([chunk])
         with explain_errors(model, spec, step=step):

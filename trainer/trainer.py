@@ -3,7 +3,7 @@
 `compile` is in `compilation.py`, the step in `step/train_step.py`, the loops in `run/loops/` and `run/fit_loop.py`.
 """
 
-from typing import Any
+from typing import Any, Never
 
 import keras
 import tensorflow as tf
@@ -17,6 +17,7 @@ from ..compat.keras_private.training import (
     logs_in_order,
 )
 from ..compat.patches import wrap_within
+from ..distribute.arguments import check_names
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
 from ..mixed_precision.policy import check_policy_order
@@ -112,6 +113,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         per_replica_batch_size: int | None = None,
         fast_dev_run: bool = False,
         overfit_batches: int | None = None,
+        **_unknown: Never,
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit` does, under the strategy that it was built under.
 
@@ -148,7 +150,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         Raises:
             ValueError, TypeError: an argument is invalid. Raised before the first step, with the weights unchanged.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
+        check_names(self.fit, _unknown)
         self._ready("fit")
         return fit_loop.fit(self, FitArguments(self, **given), runner_of(self))
 
@@ -164,6 +167,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         callbacks: Any = None,
         return_dict: bool = False,
         per_replica_batch_size: int | None = None,
+        **_unknown: Never,
     ) -> Any:
         """Compute the loss and the metrics on `x`, `y`, as `keras.Model.evaluate`. Every sample counts once.
 
@@ -182,6 +186,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             The loss as a float, where there are no metrics; else a list of floats, in the order of `metrics_names`; or a
             dict of floats.
         """
+        check_names(self.evaluate, _unknown)
         self._ready("evaluate")
         fit_checks.check_loop(verbose, callbacks)
         size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
@@ -198,6 +203,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         steps: int | None = None,
         callbacks: Any = None,
         per_replica_batch_size: int | None = None,
+        **_unknown: Never,
     ) -> Any:
         """Compute the model's outputs for every sample of `x`, in order, as `keras.Model.predict`.
 
@@ -212,6 +218,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         Returns:
             A NumPy array `(batch, ...)` or a nest of them; ragged and sparse outputs stay tensors.
         """
+        check_names(self.predict, _unknown)
         bring_along(self, "predict")
         fit_checks.check_loop(verbose, callbacks)
         fit_checks.check_stateful(self, "predict")

@@ -26,6 +26,7 @@ _graphs_of_definitions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDic
 _LIBRARIES = (
     "/keras/src/",
     "/tensorflow/python/",
+    "/tensorboard/plugins/",  # `tf.summary.scalar` is there
     "<frozen",
     "/threading.py",
     "/contextlib.py",

@@ -17,8 +17,9 @@ from ...compat.keras_private.optimizers import (
     own_variables,
     trained_variables,
 )
+from ...compat.keras_private.training import strategy_of
 from ...compat.keras_private.variables import put_inside, raw_value
-from ...compat.patches import wrap
+from ...compat.patches import wrap, wrap_within
 from ..arguments import one_of, show
 from ..mesh import OnMesh
 from ..pipeline.pipeline import Pipeline
@@ -28,6 +29,10 @@ from .sharded_value import ShardedValue, is_shardable, is_sharded, make_sharded_
 LEVELS = ("optimizer", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy | Pipeline)
+_PLAIN = (
+    "the model is a plain keras.Model, which cannot train or predict with weights that are divided over replicas: make it "
+    "a `unisono.Model` or `unisono.Sequential`, or convert it with `unisono.adopt(model)`."
+)
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
@@ -85,7 +90,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
             f"Received: {level!r}"
         )
     if level == "weights":
-        wrap("_initialize", _initialize)
+        _create_divided()
     return strategy
 
 
@@ -104,9 +109,28 @@ def _initialize(original: Callable[..., None], variable: keras.Variable, value: 
 
 
 def divide_weights(strategy: tf.distribute.Strategy) -> None:
-    """Give Keras variables that are created under a strategy its layouts."""
+    """Give Keras variables that are created under a strategy its layouts, and reject models of plain Keras there."""
     accept_sharded_variables(strategy)
+    _create_divided()
+
+
+def _create_divided() -> None:
     wrap("_initialize", _initialize)
+    for name in ("fit", "evaluate", "predict"):
+        _reject_plain(name)
+
+
+def _reject_plain(name: str) -> None:
+    """Let `fit`, `evaluate` or `predict` of plain Keras reject a model whose strategy divides weights."""
+
+    def call(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        home = strategy_of(model)
+        divides = isinstance(home, OnMesh) or (home is not None and level_of(home) == "weights")
+        if divides and not hasattr(model, "explain_step"):
+            raise ValueError(f"`{name}()`: {_PLAIN}")
+        return original(model, *args, **kwargs)
+
+    wrap_within(name, call)
 
 
 def level_of(strategy: Any = None) -> str | None:
@@ -172,6 +196,9 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         kwargs = kwargs or {}
+        given = any(isinstance(each, tf.distribute.DistributedValues) for each in args)
+        if given and isinstance(var, ShardedValue):  # each replica's own gradient
+            raise ValueError(f"{var.name!r}: {_PLAIN}")
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)
         if here.updates_sharded:  # a copied variable is assigned a sharded one

@@ -110,7 +110,8 @@ class ShardedValue(VariableStandIn):
         if on_replica and not self.is_flat:
             raise ValueError(
                 f"{self.name!r} is divided over a mesh, and was read or written in `strategy.run`: do that in a step of "
-                "`fit`, `evaluate` or `predict`, in a function that `unisono.replica_step` wraps, or outside."
+                "`fit`, `evaluate` or `predict` of a `unisono.Model` (`unisono.adopt(model)` converts a plain Keras model), "
+                "in a function that `unisono.replica_step` wraps, or outside."
             )
         return on_replica
 
@@ -187,8 +188,12 @@ def is_sharded(variable: Any) -> bool:
 
 
 def own_copy(variable: Any) -> Any:
-    """Return this replica's part of a variable: its shard, or its copy. Context: replica."""
-    return raw_value(variable).own() if is_sharded(variable) else local_copy(variable)
+    """Return this replica's part of a variable: its shard, or its copy; outside of the scope the whole. Context: replica."""
+    return (
+        raw_value(variable).own()
+        if is_sharded(variable) and tf.distribute.has_strategy()
+        else local_copy(variable)
+    )
 
 
 own_shards = functools.partial(see_through, ShardedValue.own)

@@ -65,8 +65,10 @@ def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
     """Return whether the stages run on parts, for the current strategy; the optimizer state is then divided, too.
 
     A built optimizer may have made state before it was ours, or under another strategy. In a trace the variables are made
-    in another thread.
+    in another thread. Outside of the scope, where no replica runs, divided variables are read and written as wholes.
     """
+    if not tf.distribute.has_strategy():
+        return False
     if level_of() is None or mesh_of().divides_weights:
         divided = level_of() is not None or any(layout_of(v) is not None for v in variables)
         if divided:

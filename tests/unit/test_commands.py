@@ -50,6 +50,27 @@ def test_output_whose_reader_has_ended_ends_the_command_quietly(lines, status, m
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize("argv", [[], ["--help"], ["--version"]])
+def test_help_whose_reader_has_ended_ends_quietly(argv):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "unisono", *argv]
+    with open(writer, "w") as output:
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("given, used", [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")])
+def test_program_hides_messages_of_tensorflow_where_the_user_has_not_chosen(given, used):
+    program = (
+        "import os; from unisono.commands import main; main(); print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", program, "--version"]
+    done = subprocess.run(command, env={**environ, **given}, capture_output=True, text=True)
+    assert done.stdout.split()[-1] == used, done.stderr
+
+
 def test_profile_of_workers_that_have_nothing_to_trace_is_an_error_in_one_line(tmp_path, capsys, monkeypatch):
     def trace(*_, num_tracing_attempts):
         assert num_tracing_attempts == 1  # the worker may still write the profile of the first

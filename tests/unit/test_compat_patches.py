@@ -44,8 +44,6 @@ ARGUMENTS = {
         "cond body loop_vars shape_invariants parallel_iterations "
         "back_prop swap_memory name maximum_iterations return_same_structure"
     ),
-    "Variable.batch_scatter_update": "self sparse_delta use_locking name",
-    **{f"Variable.scatter_nd_{name}": "self indices updates name" for name in ("add", "sub", "update")},
 }
 ORIGINALS = {each.key: vars(each.owner)[each.name] for each in REPLACED}
 

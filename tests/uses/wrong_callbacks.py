@@ -93,7 +93,7 @@ PLACES |= {
     ),
     "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "pass a directory"),
     "BackupAndRestore in a folder without a name": _given(
-        "BackupAndRestore", "", "Empty `backup_dir` argument", "pass a directory"
+        "BackupAndRestore", "", "Empty `backup_dir` argument", "pass the folder"
     ),
     "BackupAndRestore in two folders": made(
         lambda b: callbacks.BackupAndRestore("a", backup_dir="b"), "`directory`", "`backup_dir`", "either"

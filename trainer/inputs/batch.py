@@ -245,6 +245,16 @@ def open_spec(leaf: Any) -> Any:
     return kind(shape, spec.dtype)
 
 
+def of_size(spec: Any, samples: int | None) -> Any:
+    """Return the spec of a batch whose dense arrays have this number of samples, where theirs is open."""
+
+    def close(leaf: Any) -> Any:
+        is_open = isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and leaf.shape[0] is None
+        return tf.TensorSpec([samples, *leaf.shape[1:]], leaf.dtype) if is_open else leaf
+
+    return tf.nest.map_structure(close, spec)
+
+
 def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
     """Map `fn` over the leaves of nests of one structure, and the tensors of records; keep other fields of the first."""
 

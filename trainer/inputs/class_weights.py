@@ -25,6 +25,11 @@ def class_weights(value: Any) -> ClassWeights | None:
         return None
     if not isinstance(value, dict):
         raise TypeError(f"class_weight ({show(value)}) must be a dict such as {{0: 1.0, 1: 2.5}}.")
+    if any(isinstance(weight, dict) for weight in value.values()):
+        raise TypeError(
+            f"class_weight ({show(value)}) has a dict for each output, but is for models with one output: "
+            "pass a sample_weight for each output."
+        )
     pairs = []
     for key, weight in value.items():
         if isinstance(key, bool) or not isinstance(key, numbers.Real) or float(key) % 1 != 0:

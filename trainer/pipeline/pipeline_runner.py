@@ -148,8 +148,9 @@ class PipelineRunner(Runner):
     ) -> None:
         """Split the built model and move its variables to their stages before the optimizer is built."""
         with model._strategy_scope():
-            build.build_for(model, spec, "predict_step")
-            prepare(model, samples, training=step == "train_step")
+            build.build_for(model, spec, "predict_step", samples)
+            known = None if step == "predict_step" else samples  # predictions decide nothing about the stages
+            prepare(model, known, training=step == "train_step")
             plan = model._pipeline.plan(model)
             if step == "train_step" and plan.parts > 1 and not plan.samples_checked:
                 plan.samples_checked = True

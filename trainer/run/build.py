@@ -32,22 +32,26 @@ from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built, optimizers_of
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
+from ..inputs.batch import of_size
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
 from ..step.train_step import default_test_step
 from .checks.argument_errors import explain_errors
 
 
-def build_for(model: TrainedModel, spec: Any, name: str) -> None:
+def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = None) -> None:
     """Build the parts of the model that are not built yet for the step `name` on batches of `spec`, of any size.
 
-    Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have no `call`)
-    is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the inputs in
-    `spec`. Context: cross-replica, under the model's strategy.
+    Code that needs the number of samples while it is traced (`x.shape[0] * 2`) gets `samples`, that of a full batch, if it
+    is known. Keras builds a model symbolically from its `call`. A model with a custom step (such as a GAN, which may have
+    no `call`) is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the
+    inputs in `spec`. Context: cross-replica, under the model's strategy.
     """
     fit_checks.check_batches(model, spec, name)
     predicts = name == "predict_step"
-    build = _for_prediction if predicts else _symbolically
+    build = functools.partial(
+        _build_any_size, _for_prediction if predicts else _symbolically, samples=samples
+    )
     if predicts and all(layer.built for layer in layers_of(model)):
         return
     if model._overrides_step(name):
@@ -55,18 +59,18 @@ def build_for(model: TrainedModel, spec: Any, name: str) -> None:
         _build_by_custom_step(model, spec, getattr(model, name), build, optimizers)
         return
     if predicts:
-        _for_prediction(model, spec)
+        build(model, spec)
         return
     if model._overrides_step("train_step"):  # it may use batches differently than Keras' own steps
         with contextlib.suppress(Exception):
-            _symbolically(model, spec)
+            build(model, spec)
         return
     if is_built(model):
         return
     # It may call layers that `call` does not.
     own_loss = type(model).compute_loss is not keras.Model.compute_loss
     with explain_errors(model, spec, step=name):
-        _symbolically(model, spec)
+        build(model, spec)
     if own_loss and model.optimizer is not None and _unbuilt(model):
         _build_by_custom_step(model, spec, functools.partial(default_test_step, model), build, ())
     if model.optimizer is not None:  # for the weights that Keras' step trains, not for `trainable_variables`
@@ -137,6 +141,19 @@ def _unbuilt(model: TrainedModel) -> int:
     return sum(not part.built for part in [*layers_of(model)[1:], *compiled])
 
 
+def _build_any_size(
+    build: Callable[[TrainedModel, Any], None], model: TrainedModel, spec: Any, samples: int | None
+) -> None:
+    """Call `build` for batches of any size; where that fails, for those of `samples`."""
+    try:
+        build(model, spec)
+    except Exception as error:
+        try:
+            build(model, of_size(spec, samples))
+        except Exception:
+            raise error from None
+
+
 def _symbolically(model: TrainedModel, spec: Any) -> None:
     """Build the model from its `call`, and the metrics and losses of `compile`, but not the optimizer."""
     if _needs_real_tensors(spec):
@@ -159,8 +176,8 @@ def _for_prediction(model: TrainedModel, spec: Any) -> None:
 
 
 def _needs_real_tensors(spec: Any) -> bool:
-    """Return whether a batch has ragged tensors or extension types, which Keras' symbolic build treats as dense ones."""
-    return any(not isinstance(s, tf.TensorSpec | tf.SparseTensorSpec | None) for s in tf.nest.flatten(spec))
+    """Return whether a batch has sparse or ragged tensors, or extension types: dense ones in Keras' symbolic build."""
+    return any(not isinstance(s, tf.TensorSpec | None) for s in tf.nest.flatten(spec))
 
 
 def _build_with_placeholders(model: TrainedModel, spec: Any) -> None:
@@ -186,7 +203,7 @@ def _symbolic(spec: Any) -> Any:
     if spec is None:
         return None
     dtype = keras.backend.standardize_dtype(spec.dtype)
-    return keras.KerasTensor(spec.shape, dtype, sparse=isinstance(spec, tf.SparseTensorSpec))
+    return keras.KerasTensor(spec.shape, dtype)
 
 
 def check_layouts(model: TrainedModel) -> None:

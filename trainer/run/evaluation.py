@@ -79,7 +79,7 @@ def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, r
     """Return the outputs for one pass over `source`, in order. Context: host."""
     with runner.watch(model):
         callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
-        runner.build(model, source.spec, step="predict_step")
+        runner.build(model, source.spec, source.batch_size, "predict_step")
         runner.make_function(model, "predict")
         model.stop_predicting = False
         callbacks.on_predict_begin()

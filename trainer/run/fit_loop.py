@@ -51,7 +51,7 @@ class Runner:
         predicts = step == "predict_step"
         unbuilt = not (predicts or build.is_built(model))
         with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():
-            build.build_for(model, spec, step)
+            build.build_for(model, spec, step, samples)
         build.check_layouts(model)
         if not predicts:
             place_with_model(model)  # the model has the metrics of `compile` only now

@@ -10,7 +10,7 @@ from ...distribute.arguments import show
 from ...distribute.gathering import gather_outputs
 from ...distribute.step_context import this_step
 from ...distribute.workers.agreement import spans_workers
-from ..inputs.batch import concat_samples
+from ..inputs.batch import concat_samples, is_scalar
 
 
 class ShapesVary(Exception):
@@ -36,14 +36,15 @@ def check_outputs(
 
 
 def outputs_of_replicas(outputs: Any, strategy: tf.distribute.Strategy) -> Any:
-    """Return the outputs of all replicas, in the order of the batch. Context: cross-replica."""
+    """Return the outputs of all replicas, in the order of the batch; scalars are equal on all. Context: cross-replica."""
     if strategy.num_replicas_in_sync == 1:
         return outputs
-    leaves = [strategy.experimental_local_results(leaf) for leaf in keras.tree.flatten(outputs)]
+    leaves = [list(strategy.experimental_local_results(leaf)) for leaf in keras.tree.flatten(outputs)]
+    leaves = [parts[:1] if is_scalar(parts[0]) else parts for parts in leaves]
     if spans_workers(strategy):
         return keras.tree.pack_sequence_as(outputs, [parts[0] for parts in leaves])
     with tf.device("CPU:0"):  # each replica sends its result there
-        return keras.tree.pack_sequence_as(outputs, [concat_samples(list(parts)) for parts in leaves])
+        return keras.tree.pack_sequence_as(outputs, [concat_samples(parts) for parts in leaves])
 
 
 def loop_spec(output: Any, samples: int | None) -> tf.TensorSpec | None:

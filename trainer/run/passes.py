@@ -1,6 +1,7 @@
 """What the host does around the steps of one pass over the data: callbacks, clocks, and the errors of arguments."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -121,9 +122,23 @@ class TrainingPass(Pass):
         self.logs = pythonify_logs({**results, **model._optimizer_logs()})
         self._step_logs.end_call(done, self.logs)
         state.step_logs = self.logs
+        self._warn_of_nan(call.first + 1, call.first + done)
         check_progress(model, call, done)
         self._call = call, done
         return self.logs
+
+    def _warn_of_nan(self, first: int, last: int) -> None:
+        """Warn once where the loss has become NaN in a call with these steps of the epoch, counted from 1."""
+        state, loss = self._state, self.logs.get("loss")
+        if state.warned_of_nan or not state.chief or not isinstance(loss, float) or loss == loss:
+            return
+        state.warned_of_nan = True
+        where = f"step {last}" if first == last else f"one of the steps {first} to {last}"
+        warnings.warn(
+            f"The loss became NaN in {where} of epoch {state.epoch + 1}: `unisono.mixed_precision.diagnose(model, batch)` "
+            "names the layer; see docs/guides/debug-nan.md.",
+            stacklevel=2,
+        )
 
     def call_callbacks(self, batch: int, logs: dict[str, Any]) -> None:
         """Pass the results of a compiled call to callbacks; `batch` is the number of its last batch."""

@@ -10,7 +10,7 @@ from ...compat.keras_private.layers import arguments_of
 from ...compat.keras_private.seed_generators import thread_state
 from ...compat.keras_private.training import compute_output_spec
 from ...optimizers.building import run_in_thread
-from ..inputs.batch import open_spec
+from ..inputs.batch import of_size, open_spec
 
 
 def build_outside(layer: Any, call_spec: Any, strategy: tf.distribute.Strategy) -> None:
@@ -45,8 +45,7 @@ def placeholder(spec: Any, samples: int | None = None) -> Any:
     """Return a stand-in for dense tensors of this spec with this number of samples, other arguments unchanged."""
     if not isinstance(spec, tf.TypeSpec):
         return spec
-    if samples is not None and isinstance(spec, tf.TensorSpec) and spec.shape.rank and spec.shape[0] is None:
-        spec = tf.TensorSpec([samples, *spec.shape[1:]], spec.dtype)
+    spec = of_size(spec, samples)
     components = tf.nest.flatten(spec, expand_composites=True)
     parts = [tf.compat.v1.placeholder(part.dtype, part.shape) for part in components]
     return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

@@ -32,19 +32,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command with its arguments (None: those of this process); return the exit status."""
     if "_ARGCOMPLETE" in os.environ:
         _complete()
+    if argv is None:  # this is the program: messages such as `failed call to cuInit` would bury its lines
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        return _run(argv)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
+        return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
+    finally:
+        _flush_quietly()
+
+
+def _run(argv: Sequence[str] | None) -> int:
     command, *rest = (sys.argv[1:] if argv is None else argv) or [""]
     if command in COMMANDS:
         with contextlib.suppress(AttributeError):  # names of files need be no text
             sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return _module(command).main(rest)
-        except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-            return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
+        except BrokenPipeError:
+            raise
         except OSError as error:
             print(f"unisono {command}: {error}", file=sys.stderr)
             return 2
-        finally:
-            _flush_quietly()
     if command == "--version":
         print(__version__)
         return 0

@@ -113,7 +113,14 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
     text = "TensorFlow cannot use the NVIDIA GPU: pip install 'tensorflow[and-cuda]'."
     text *= driver and not hidden and not found["gpus"]
     value = ", ".join(found["gpus"]) or "no GPU: training runs on the CPU"
-    yield Finding("devices", "TensorFlow", value, text, "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden)
+    note = (
+        "TensorFlow's line `failed call to cuInit` is harmless without a GPU."
+        if not (driver or found["gpus"])
+        else ""
+    )
+    yield Finding(
+        "devices", "TensorFlow", value, text, note or "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden
+    )
     for dtype, why in found["slow"].items():
         yield Finding("precision", dtype, "slow" if why else "not known to be slow", note=why or "")
     sums = found.get("sums", [])

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     PARSER.make_folder("--log-dir", options.log_dir)
     if silent := [address for address in addresses if not listens(address, _CONNECT_SECONDS)]:
         return PARSER.fail(f"nothing listens at {', '.join(silent)}: {_CHECK}", 1)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
     service = ",".join(f"grpc://{address}" for address in addresses)

@@ -64,7 +64,10 @@ def backup_directory(directory: str | os.PathLike | None, backup_dir: str | os.P
             f"directory={show(directory)} and backup_dir={show(backup_dir)}"
         )
     if isinstance(directory, str | None) and not directory:
-        raise ValueError(f"Empty `backup_dir` argument passed, `directory` {directory!r}: pass a directory.")
+        raise ValueError(
+            f"Empty `backup_dir` argument passed, `directory` is {directory!r}: pass the folder for the backups, such as "
+            '`BackupAndRestore("backup")`.'
+        )
     return storage_path("directory", directory)
 
 

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ....compat.keras_private.functional import first_error
 from ....distribute.workers.error_text import is_own_file, is_unisono_file
 from ..program import NotPartitioned
 
@@ -28,7 +29,7 @@ def user_errors() -> Iterator[None]:
             raise
         line = _innermost_line(error, is_own_file)
         where = f", raised in {line}" if line else ""
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        text = f"{type(error).__name__}: {first_error(error)}".partition("\n")[0]
         raise NotPartitioned(f"traced for batches of any size, its code raises {text}{where}") from error
 
 

@@ -13,7 +13,7 @@ from ...inputs import Source
 from ...inputs.batch import is_standard, unpack
 from ...inputs.class_weights import ClassWeights
 from ...inputs.value_checks import LabelRule, at, sentence_in
-from .mismatch import mismatch
+from .mismatch import find_need_of_size, mismatch
 
 _ERRORS = (
     ValueError,
@@ -53,7 +53,8 @@ def explain_errors(
     except _ERRORS as error:
         sentence = sentence_in(error)
         if sentence is None and first:
-            sentence = mismatch(model, spec, batch_size or _SAMPLES, step)
+            samples = batch_size or _SAMPLES
+            sentence = mismatch(model, spec, samples, step) or find_need_of_size(model, spec, samples, step)
         if sentence is None:
             raise
         sentence = sentence.replace(str(_SAMPLES), "batch")

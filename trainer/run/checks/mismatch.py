@@ -81,6 +81,32 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     return None
 
 
+def find_need_of_size(model: TrainedModel, spec: Any, samples: int, step: str) -> str | None:
+    """Return the sentence for code that fails unless it knows the number of samples while it is traced; None for other code.
+
+    Called after an error for batches of several sizes, where no argument is wrong.
+    """
+    if model._overrides_step(step) or not is_standard(spec):
+        return None
+    x = unpack(spec)[0]
+    try:
+        with model._strategy_scope():
+            compute_output_spec(lambda: model(_placeholders(x, samples), training=False))
+            try:
+                compute_output_spec(lambda: model(_placeholders(x, None), training=False))
+            except Exception as error:
+                reason, line = _reason(error), _line_of_users(error)
+            else:
+                return None
+    except Exception:
+        return None
+    return (
+        f"The code of {type(model).__name__} needs the number of samples in a batch while it is traced, but batches may "
+        f"have several: {reason}{line}. Use `tf.shape(x)[0]` instead of `x.shape[0]`, or batches of one size "
+        "(`drop_remainder=True`)."
+    )
+
+
 def _about_x(model: TrainedModel, x: Any, error: Exception, reason: str) -> str | None:
     inputs = getattr(model, "inputs", None)
     pairs = pair_inputs(model, x) if inputs else []

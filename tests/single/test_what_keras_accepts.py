@@ -1,0 +1,254 @@
+"""Programs that plain Keras accepts train to the same numbers here, or one sentence says why they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from meshes import strategy_for
+
+import unisono
+from unisono.distribute import sharded
+
+X = np.random.default_rng(0).normal(size=(12, 4)).astype("float32")
+Y = X[:, :1]
+DIVIDED = {
+    "weights": lambda: sharded(helpers.mirrored(2), "weights"),
+    "mesh": lambda: strategy_for((2, 2), {".*kernel": (None, "model")}),
+    "both": lambda: sharded(strategy_for((2, 2), {".*kernel": (None, "model")}), "weights"),
+}
+
+
+class TimesSamples(keras.layers.Layer):
+    """Needs to know the number of samples."""
+
+    def call(self, x):
+        return x * float(x.shape[0] * 2)
+
+
+class Subclass(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.times, self.dense = TimesSamples(), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(self.times(x))
+
+
+def functional(kind=unisono.Model):
+    inputs = keras.Input(batch_shape=(6, 4))
+    return kind(inputs, keras.layers.Dense(1)(TimesSamples()(inputs)))
+
+
+def compiled(make, strategy=None):
+    with helpers.scope(strategy):
+        keras.utils.set_random_seed(0)
+        model = make()
+        model.compile("sgd", "mse", jit_compile=False)
+    return model
+
+
+def losses_of(model, samples=12):
+    return model.fit(X[:samples], Y[:samples], batch_size=6, shuffle=False, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize("make", [functional, Subclass])
+@pytest.mark.filterwarnings("ignore:The `train_step`")
+def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(make):
+    expected = losses_of(compiled(lambda: functional(keras.Model)))
+    for strategy in (None, helpers.mirrored(2), helpers.mirrored(4)):
+        np.testing.assert_allclose(losses_of(compiled(make, strategy)), expected, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The `train_step`")
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_code_that_needs_the_number_of_samples_is_named_where_batches_have_several(replicas):
+    model = compiled(functional, helpers.mirrored(replicas) if replicas > 1 else None)
+    with pytest.raises(ValueError, match=r"needs the number of samples.*Use `tf.shape\(x\)\[0\]`"):
+        losses_of(model, samples=11)
+
+
+class Means(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x):
+        outputs = self.dense(x)
+        return {"each": outputs, "mean": tf.reduce_mean(outputs), "largest": tf.reduce_max(outputs)}
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_scalar_outputs_are_one_number_a_batch_on_every_number_of_replicas(eagerly):
+    found = []
+    for replicas in (1, 2, 3):
+        model = compiled(Means, helpers.mirrored(replicas) if replicas > 1 else None)
+        model.run_eagerly = eagerly
+        found.append((model.predict(X[:10], batch_size=7, verbose=0), model.predict_on_batch(X)))
+    (several, one), *others = found
+    assert several["mean"].shape == (2,) and one["mean"].shape == ()
+    np.testing.assert_allclose(
+        several["mean"], [several["each"][:7].mean(), several["each"][7:].mean()], rtol=1e-5
+    )
+    for other in others:
+        helpers.assert_close(other, (several, one), helpers.FLOAT32)
+
+
+def loop_outside(strategy, traced, make_optimizer):
+    """The weights after a loop that calls no `strategy.run`."""
+    with helpers.scope(strategy):
+        keras.utils.set_random_seed(0)
+        layers = [keras.Input((4,)), keras.layers.Dense(4, "tanh", name="a"), keras.layers.Dense(2, name="b")]
+        model, optimizer = unisono.Sequential(layers), make_optimizer()
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        )
+
+    run = tf.function(step) if traced else step
+    for first in (0, 6, 3):
+        run(tf.constant(X[first : first + 6]))
+    return model.get_weights()
+
+
+def adam():
+    return unisono.optimizers.Adam(
+        0.1, weight_decay=0.1, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=2
+    )
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_loop_outside_of_the_scope_updates_divided_weights_as_wholes(kind, traced):
+    expected = loop_outside(None, False, adam)
+    helpers.assert_close(loop_outside(DIVIDED[kind](), traced, adam), expected, helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_plain_keras_model_is_rejected_where_weights_are_divided(kind):
+    strategy = DIVIDED[kind]()
+    model = compiled(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="a")]), strategy)
+    for call in (
+        lambda: model.fit(X, Y, batch_size=7),
+        lambda: model.evaluate(X, Y),
+        lambda: model.predict(X),
+    ):
+        with pytest.raises(ValueError, match=r"plain keras.Model.*unisono.Model.*unisono.adopt"):
+            call()
+    with pytest.raises(ValueError, match=r"unisono.Model.*unisono.adopt"):
+        model.train_on_batch(X, Y)
+    unisono.adopt(model).fit(X, Y, batch_size=7, verbose=0)
+
+
+class SparseProduct(keras.layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(4, 2))
+
+    def call(self, x):
+        return tf.sparse.sparse_dense_matmul(x, self.kernel)
+
+    def compute_output_shape(self, shape):
+        return shape[0], 2
+
+
+@pytest.mark.filterwarnings("ignore:The `train_step`")
+def test_sparse_inputs_reach_layers_as_sparse_tensors_when_a_model_is_built():
+    def make(kind):
+        inputs = keras.Input((4,), sparse=True)
+        return kind(inputs, keras.layers.Dense(1)(SparseProduct()(inputs)))
+
+    rows = tf.sparse.from_dense(np.maximum(X, 0))
+    data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(6)
+    expected = compiled(lambda: make(keras.Model)).fit(data, shuffle=False, verbose=0).history["loss"]
+    for strategy in (None, helpers.mirrored(2)):
+        found = (
+            compiled(lambda: make(unisono.Model), strategy)
+            .fit(data, shuffle=False, verbose=0)
+            .history["loss"]
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+class Places(keras.layers.Layer):
+    def __init__(self, method):
+        super().__init__()
+        self.method = method
+
+    def build(self, shape):
+        self.seen = self.add_weight(shape=(3,), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        getattr(self.seen.value, self.method)([[1], [2]], [1.0, 2.0])
+        return x * (1 + tf.reduce_sum(tf.convert_to_tensor(self.seen)))
+
+
+@pytest.mark.parametrize("method", ["scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"])
+def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method):
+    def make():
+        inputs = keras.Input((4,))
+        return unisono.Model(inputs, keras.layers.Dense(1)(Places(method)(inputs)))
+
+    found = []
+    for strategy in (None, helpers.mirrored(2)):
+        model = compiled(make, strategy)
+        found.append((losses_of(model), model.get_weights()))
+    helpers.assert_close(found[1], found[0], helpers.FLOAT32)
+
+
+class WritesSummary(keras.layers.Layer):
+    def call(self, x):
+        tf.summary.scalar("mean", tf.reduce_mean(x), step=0)
+        return x
+
+
+@pytest.mark.as_for_users
+def test_warning_about_a_summary_names_the_line_of_the_user(tmp_path):
+    def make():
+        return unisono.Sequential([keras.Input((4,)), WritesSummary(), keras.layers.Dense(1)])
+
+    model, writer = compiled(make, helpers.mirrored(2)), tf.summary.create_file_writer(str(tmp_path))
+    with (
+        writer.as_default(),
+        pytest.warns(UserWarning, match=r"WriteSummary in test_what_keras_accepts.py:\d+"),
+    ):
+        losses_of(model)
+    writer.close()
+
+
+def test_loss_that_becomes_nan_is_one_warning_with_the_steps():
+    model, bad = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])), X.copy()
+    bad[7] = np.nan
+    with pytest.warns(UserWarning, match=r"loss became NaN in .*epoch 1.*diagnose.*debug-nan") as found:
+        assert np.isnan(
+            model.fit(bad, Y, batch_size=3, epochs=3, shuffle=False, verbose=0).history["loss"]
+        ).all()
+    assert len(found) == 1
+
+
+def test_mistakes_in_arguments_are_named_with_what_is_needed():
+    with pytest.raises(TypeError, match=r"a dict for each output.*sample_weight for each output"):
+        compiled(lambda: unisono.Sequential([keras.layers.Dense(1)])).fit(X, Y, class_weight={"a": {0: 1.0}})
+    model = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    for call, meant in (
+        (lambda: model.fit(X, Y, bach_size=3), "batch_size"),
+        (lambda: model.fit(X, Y, epoch=3), "epochs"),
+        (lambda: model.evaluate(X, Y, step=3), "steps"),
+        (lambda: model.predict(X, callback=[]), "callbacks"),
+    ):
+        with pytest.raises(TypeError, match=rf"did you mean `{meant}`\?"):
+            call()
+    with pytest.raises(ValueError, match=r"`x` is complex.*takes float32.*complex64"):
+        model.fit(X.astype("complex64"), Y)
+    with pytest.raises(ValueError, match=r"pass the folder.*BackupAndRestore\(\"backup\"\)"):
+        unisono.callbacks.BackupAndRestore()
+    with contextlib.ExitStack() as scope:
+        scope.enter_context(strategy_for((1, 2), {"*kernel": (None, "model")}).scope())
+        with pytest.raises(ValueError, match=r"'\*kernel'.*not a regular expression"):
+            unisono.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
