@@ -453,7 +453,7 @@ COMMUNICATED = {
     "inference of batch normalization": (0, 0, 1, 0), "functions of one number": (0, 53, 53, 10),
     "functions of two numbers": (0, 4, 95, 31), "complex numbers": (0, 3, 11, 1), "integers": (1, 7, 22, 2),
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),
-    "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (5, 2, 12, 3),
-    "other operations": (3, 5, 29, 19), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),
+    "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (4, 2, 18, 3),
+    "other operations": (3, 4, 29, 20), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),
 }  # fmt: skip
 """How many tensors each program gathers and reduces inside, and how many of its results are gathered, and reduced."""

@@ -19,7 +19,7 @@ from tests.fuzz.excluded import EXCLUDED, excluded
 from tests.fuzz.rules import IMPOSSIBLE, NOT_AS_KERAS, Rules, takes_long
 from tests.fuzz.shrink import shrink
 from unisono.trainer.partition.labels import PARTIAL_SUM, REPLICATED
-from unisono.trainer.partition.rules import RULES
+from unisono.trainer.partition.operations import ROWS
 
 # Blocks of cases, distributed over pytest's processes, and the cases in each: 15 seconds on two cores.
 SMALL_BLOCKS, SMALL_CASES = 20, 10
@@ -116,13 +116,13 @@ def _smallest(case: Case, kind: str) -> Case:
 
 
 def test_sum_with_a_wrong_label_is_found_and_shrunk(monkeypatch):
-    right = RULES["Sum"]
+    right = ROWS["Sum"].find_ruling
 
     def wrong(view):
         wants, made = right(view)
         return wants, [REPLICATED if label == PARTIAL_SUM else label for label in made]
 
-    monkeypatch.setitem(RULES, "Sum", wrong)
+    monkeypatch.setattr(ROWS["Sum"], "find_ruling", wrong)
     large = Case(seed=3, outputs=(Output(metrics=("mae",)),), optimizer="momentum")
     assert _smallest(large, "replicas differ from one device") == Case(seed=3)
 

@@ -28,16 +28,15 @@ from unisono.trainer.partition import partition_graph  # noqa: E402
 from unisono.trainer.partition.labels import (  # noqa: E402
     OWN,
     PARTIAL_MAX,
+    PARTIAL_MEAN,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
     is_sharded,
 )
-from unisono.trainer.partition.rules import PARTIAL_MEAN, RULES  # noqa: E402
-from unisono.trainer.partition.sizes.extents import SHAPES  # noqa: E402
+from unisono.trainer.partition.operations import ROWS  # noqa: E402
 from unisono.trainer.partition.sizes.size import Samples, Size  # noqa: E402
 from unisono.trainer.partition.sizes.size_arrays import as_sizes  # noqa: E402
-from unisono.trainer.partition.sizes.size_values import VALUES  # noqa: E402
 
 PARTS = ((3, 4), (2, 3, 2), (6, 0, 1))
 
@@ -115,13 +114,30 @@ EQUIVALENT = {
 """Mutations that change no number and no collective of any step, and why."""
 
 
+class Rules:
+    """One method of all rows that have it, by the type of the operation, as a table whose entries can be replaced."""
+
+    def __init__(self, name: str, *fields: str) -> None:
+        self.name = name
+        self.kinds = {kind for kind, row in ROWS.items() if any(getattr(row, field) for field in fields)}
+
+    def __getitem__(self, kind: str) -> Any:
+        return getattr(ROWS[kind], self.name)
+
+    def __setitem__(self, kind: str, rule: Any) -> None:
+        setattr(ROWS[kind], self.name, rule)
+
+    def keys(self) -> set[str]:
+        return self.kinds
+
+
 class Table(NamedTuple):
     """Rules by the type of operation, and mutations of what they return: `(arguments, result)` gives another result.
 
     A mutation that changes nothing returns the same object.
     """
 
-    rules: dict[str, Any]
+    rules: Any
     mutations: dict[str, Callable[[tuple[Any, ...], Any], Any]]
 
 
@@ -270,7 +286,11 @@ SIZES = Sizes(
     samples=Size.of(_SAMPLES),
     unknown=None,
 )
-TABLES = [label_table(RULES), size_table(SHAPES, SIZES), size_table(VALUES, SIZES)]
+TABLES = [
+    label_table(Rules("find_ruling", "label", "terms")),
+    size_table(Rules("find_shapes", "shape", "terms"), SIZES),
+    size_table(Rules("numbers", "numbers"), SIZES),
+]
 
 
 def main(wanted, tables=TABLES):
@@ -278,7 +298,7 @@ def main(wanted, tables=TABLES):
     programs = sorted(map(Program, PROGRAMS), key=lambda program: len(program.parts.graph.get_operations()))
     made, left = 0, []
     for table in tables:
-        for kind in sorted(table.rules.keys() & set(wanted or table.rules)):
+        for kind in sorted(table.rules.keys() & set(wanted or table.rules.keys())):
             having = [program for program in programs if any(kind in types for types in program.types)]
             count, names = survivors(table, kind, having)
             made += count

@@ -231,7 +231,14 @@ def _matrices(a):
         raw("BatchMatMulV2", total(a, 0)[None], tf.ones([2, 3, 3], a.dtype)),
         tf.einsum("...ij,jk->...ik", a, tf.eye(3, dtype=a.dtype)),
         tf.einsum("bij,bkj->ik", a, a),
+        tf.math.cumulative_logsumexp(a, 1),
         tf.einsum("bii->b", a),
+        tf.linalg.svd(a, compute_uv=False),
+        tf.linalg.eigvalsh(upper),
+        tf.linalg.lu(upper)[0],
+        tf.linalg.triangular_solve(
+            tf.eye(3, dtype=a.dtype) + tf.ones([3, 3], a.dtype), tf.transpose(a[:, 0])
+        ),
         tf.matmul(a[0], total(a, 0), transpose_a=True),
         tf.matmul(tf.transpose(a[:, 0]), a[:, 1]),
     ]

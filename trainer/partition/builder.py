@@ -10,33 +10,20 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.made_operations import stands_for
-from ...compat.tensorflow_graphs.one_device import find_called_graph, inner_graph, subgraphs
+from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
-from .operation_labels import READS, Ruling, describe_effects, has_effects, labels_of, settle_label
-from .program import (
-    BRANCHES,
-    LOOPS,
-    Apply,
-    Copy,
-    NeedsCollective,
-    NotPartitioned,
-    Program,
-    Value,
-    has_parts,
-)
-from .rules import View
-from .rules.lists import describe_list
-from .rules.rewritten import rewritten
-from .sizes.extents import find_shapes
-from .sizes.intervals import ANY, find_interval
-from .sizes.size_arrays import extents_of
-from .sizes.size_values import find_sums, find_value
-from .values import MAKES_PARTS, SLICES, WHOLE, Values
+from .operation_labels import describe_effects, has_effects, labels_of, settle_label
+from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
+from .operations.lists import describe_list
+from .operations.shapes import find_sums
+from .program import BRANCHES, LOOPS, Apply, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
+from .sizes.known_inputs import find_traced_shape
+from .sizes.size_arrays import Unknown
+from .values import SLICES, WHOLE, Values
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
-_COPIES = ("Identity", "StopGradient")
 APPLY = "call of an optimizer"
 """What an `IdentityN` stands for."""
 
@@ -94,41 +81,39 @@ class Builder(Values):
                 self.producers.setdefault(number, op.name)
 
     def _outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
-        given = [self.program.values[number] for number in inputs]
-        shapes = find_shapes(op, given)
+        call = self._call(op, inputs)
         outputs = []
-        for number, (tensor, shape) in enumerate(zip(op.outputs, shapes)):
+        for number, (tensor, shape) in enumerate(zip(op.outputs, row_of(op).find_shapes(call))):
             if tensor.dtype == tf.variant:
-                outputs.append(self.add(describe_list(op, given, self.replicated_labels)))
+                outputs.append(self.add(describe_list(call, self.replicated_labels)))
                 continue
-            value = given[0].elements if op.type == "TensorListPopBack" else find_value(op, number, given)
-            bounds = find_interval(op, number, given, value)
-            sums = find_sums(op, number, given) if value is None else ()
-            outputs.append(
-                self.add(
-                    Value(tensor.dtype, shape, self.replicated_labels, value, interval=bounds, sums=sums)
-                )
-            )
+            shape = find_traced_shape(op, call.values, number) if shape is None else shape
+            numbers = find_numbers(call, number)
+            value = Value(tensor.dtype, shape, self.replicated_labels, numbers)
+            value.interval = find_bounds(call, number, numbers)
+            value.sums = find_sums(call, number) if numbers is None else ()
+            value.progression = find_progression(call, number, shape)
+            outputs.append(self.add(value))
         return outputs
 
+    def _call(self, op: tf.Operation, inputs: Sequence[int]) -> Call:
+        return Call(op, [self.program.values[number] for number in inputs])
+
     def _find_unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        """Return the input of a reshape to the shape that it has, or of a sum over no axes; backward passes have many."""
-        values = [self.program.values[number] for number in inputs]
-        if op.type == "Reshape":
-            shape = values[0].shape
-            same = shape is not None and None not in shape and shape == extents_of(values[1].constant)
-            if same:
-                op.inputs[0].set_shape(op.outputs[0].shape)
-        else:
-            axes = values[1].constant if op.type == "Sum" else None
-            same = axes is not None and not axes.size
+        """Return the first input of an operation if it is the output, too."""
+        unchanged = row_of(op).unchanged
+        same = unchanged is not None and unchanged(self._call(op, inputs))
         return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
 
     def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        if self.replicated or self.inside or self.is_local(op):
+        rewrite = row_of(op).rewrite
+        if rewrite is None or self.replicated or self.inside or self.is_local(op):
             return []
-        graph = rewritten(op, [self.program.values[number] for number in inputs])
-        return [] if graph is None else self._inline(op, graph, inputs)
+        try:
+            function = rewrite(self._call(op, inputs))
+        except Unknown:
+            return []
+        return [] if function is None else self._inline(op, graph_of(function, op.inputs), inputs)
 
     def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
         """Return the outputs of an operation that stands for those of a graph."""
@@ -141,8 +126,9 @@ class Builder(Values):
     def _apply_rules(self, op: tf.Operation, inputs: list[int], known: Mapping[str, int]) -> list[int]:
         if self.states and not self.is_local(op):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
+        self._note_bounds(op, inputs)
         inputs = [self.add_up(number, op) for number in inputs]
-        outputs = self._outputs(op, inputs)
+        row, outputs = row_of(op), self._outputs(op, inputs)
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
@@ -158,7 +144,7 @@ class Builder(Values):
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
             values[number].labels = tuple(map(settle_label, labels))
-        if op.type in MAKES_PARTS and len(self.program.mesh) > 1:
+        if row.part is not None and len(self.program.mesh) > 1:
             self.makers[outputs[0]] = copy
         free = all(
             (number in self.again and values[number].free)
@@ -169,19 +155,25 @@ class Builder(Values):
             along_others = [self.convert(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
-        elif op.type in _COPIES and of_batch == [
+        elif row.keeps_stored and of_batch == [
             PARTIAL_SUM
         ]:  # several reads of a variable are summed together
             self.again[outputs[0]] = copy
-        shape = values[inputs[0]].shape if inputs else None
-        if (
-            op.type == "Squeeze"
-            and not op.get_attr("squeeze_dims")
-            and shape
-            and values[outputs[0]].shape is not None
-        ):
-            copy.attributes["squeeze_dims"] = [axis for axis, extent in enumerate(shape) if extent == 1]
+        if row.attributes is not None:
+            copy.attributes = row.attributes(self._call(op, inputs), values[outputs[0]])
         return outputs
+
+    def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:
+        """Note the bounds of inputs outside of which an operation is an error."""
+        call, asserts = self._call(op, inputs), row_of(op).asserts
+        try:
+            found = {} if asserts is None else asserts(call)
+        except Unknown:
+            return
+        for number, (low, high) in found.items():
+            least, most = call.values[number].interval
+            if least < low or high < most:
+                call.values[number].interval = max(low, least), min(high, most)
 
     def _find_rulings(
         self, op: tf.Operation, inputs: list[int], outputs: list[int], known: Mapping[str, int]
@@ -205,11 +197,13 @@ class Builder(Values):
     def _find_ruling(self, view: View, outputs: list[int]) -> Ruling:
         """Return the labels that an operation needs and makes along the view's axis of the mesh."""
         op, axis = view.op, view.number
-        if view.labels and is_stored(view.labels[0]) and axis == 0 and op.type not in READS:
+        if view.labels and is_stored(view.labels[0]) and axis == 0 and not row_of(op).reads:
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
-        wants, made = labels_of(op, view, replicated, not axis and self.is_local(op))
+        wants, made = labels_of(
+            op, view, replicated, not axis and self.is_local(op), self.inside, self.in_order
+        )
         values = (self.program.values[number] for number in outputs)
         fits = all(map(has_parts, made, values, [view.mesh] * len(made)))
         return (wants, made) if fits else view.gather()
@@ -251,19 +245,22 @@ class Builder(Values):
         return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
-        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()
+        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
     ) -> tuple[Builder, list[int]]:
         """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")
         values = self.program.values
         program = Program(values, one_size=self.program.one_size, mesh=self.program.mesh)
-        builder = Builder(program, (), self.is_local, True, self.whole_ops, self.replicated)
+        builder = Builder(
+            program, (), self.is_local, True, in_order and self.in_order, self.whole_ops, self.replicated
+        )
         own: list[int] = []
         for number, given in enumerate(inputs):
             value = values[given]
-            value = dataclasses.replace(value, constant=None, interval=ANY) if number in changed else value
-            own.append(builder.add(dataclasses.replace(value)))
+            own.append(
+                builder.add(value.forget_numbers() if number in changed else dataclasses.replace(value))
+            )
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
 

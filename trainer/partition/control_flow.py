@@ -9,10 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
-from .labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective, with_label
+from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective, with_label
 from .program import BATCH, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
-from .rules.lists import EMPTY
-from .sizes.intervals import ANY
 from .sizes.size_arrays import merge_shapes
 from .values import Values
 
@@ -51,7 +49,7 @@ def call(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     graph = inner_graph(op, "f")
     if graph is None:
         raise NotPartitioned(f"the function that {op.name} calls has no graph")
-    builder, outputs = outer.body(graph, inputs)
+    builder, outputs = outer.body(graph, inputs, in_order=False)  # XLA ignores seeds
     builder.program.outputs = outputs
     values = [dataclasses.replace(outer.program.values[number]) for number in outputs]
     return _add(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
@@ -93,7 +91,7 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
     carried = [*map(_without_counts, values)]
     for _ in range(_MOST_ROUNDS):
         given = [outer.add(_check(outer.program.values[n], value, op)) for n, value in zip(inputs, carried)]
-        builder, outputs = outer.body(body, given, changed)
+        builder, outputs = outer.body(body, given, changed, in_order=False)
         after = [outer.program.values[number] for number in outputs]
         merged = [
             _merge(before, value) if n in changed else before
@@ -106,14 +104,11 @@ def loop(outer: Values, op: tf.Operation, inputs: list[int]) -> list[int]:
         raise NeedsCollective(op.name)
     labels = [value.labels for value in carried]
     builder.program.outputs = [builder.convert(n, label, op) for n, label in zip(outputs, labels)]
-    again, (goes_on,) = outer.body(condition, given, changed)
+    again, (goes_on,) = outer.body(condition, given, changed, in_order=False)
     again.program.outputs = [again.whole(goes_on, op)]
     given = [outer.convert(number, label, op) for number, label in zip(inputs, labels)]
     bodies = {op.get_attr("body").name: builder.program, op.get_attr("cond").name: again.program}
-    values = [
-        dataclasses.replace(value, constant=None, interval=ANY) if n in changed else value
-        for n, value in enumerate(carried)
-    ]
+    values = [value.forget_numbers() if n in changed else value for n, value in enumerate(carried)]
     return _add(outer, op, given, values, bodies)
 
 

@@ -13,6 +13,7 @@ from .labels import (
     MEAN_OF_STATISTICS,
     OWN,
     PARTIAL_MAX,
+    PARTIAL_MEAN,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
@@ -21,7 +22,6 @@ from .labels import (
     is_sharded,
     is_stored,
 )
-from .rules import PARTIAL_MEAN
 from .sizes.size import Extent, per_sample
 
 

@@ -30,8 +30,7 @@ Exchange = Generator[list[Request], list[tf.Tensor], list[tf.Tensor]]
 
 
 def exchange(
-    wanted: Sequence[tuple[tf.Tensor, Label, Label, int, Any]],
-    places: Sequence[Replica],
+    wanted: Sequence[tuple[tf.Tensor, Label, Label, int, Any]], places: Sequence[Replica]
 ) -> Exchange:
     """Convert tensors, with their labels, the requested labels, the axis of the mesh and the shape, in one exchange.
 
@@ -65,12 +64,7 @@ def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> 
 
 
 def _answer(
-    tensor: tf.Tensor,
-    have: Label,
-    want: Label,
-    given: list[tf.Tensor],
-    replica: Replica,
-    shape: Any,
+    tensor: tf.Tensor, have: Label, want: Label, given: list[tf.Tensor], replica: Replica, shape: Any
 ) -> tf.Tensor:
     if is_stored(have):
         return from_rows(given[0], have.axis, replica.num_replicas, shape)

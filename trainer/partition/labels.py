@@ -58,8 +58,12 @@ REPLICATED = Label("replicated")
 PARTIAL_SUM = Label("partial sum")
 PARTIAL_MAX = Label("partial max")
 PARTIAL_MIN = Label("partial min")
+PARTIAL_MEAN = Label("partial mean")
+"""Made by an operation: the mean over this replica's samples; times its share of the batch it is a term of a sum."""
 OWN = Label("own")
 STATISTIC = Label("statistic")
+EMPTY = Label("empty list")
+"""Of a list of tensors to which nothing was added."""
 MEAN_OF_STATISTICS = Label("mean of statistics")
 """Requested for an assigned STATISTIC: the mean over the replicas, weighted with their samples."""
 

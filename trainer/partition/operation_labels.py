@@ -1,98 +1,72 @@
-"""The labels for one operation: by its rule, on a replica's own samples, or on whole inputs."""
+"""The labels for one operation: by its row, on a replica's own samples, or on whole inputs."""
 
 from typing import Any
 
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import line_of_user
-from .labels import OWN, PARTIAL_SUM, REPLICATED, STATISTIC, Label, is_partial, is_sharded, needs_collective
-from .program import NotPartitioned
-from .rules import PARTIAL_MEAN, RULES, Ruling, View
-from .rules.lists import EMPTY
-from .rules.random import STATEFUL, STATELESS
-
-READS = ("ReadVariableOp", "VarIsInitializedOp")
-_SCATTERS = "Add Sub Mul Div Min Max Update NdAdd NdSub NdMin NdMax NdUpdate"
-WRITES = (
-    *("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceStridedSliceAssign"),
-    *(f"ResourceScatter{kind}" for kind in _SCATTERS.split()),
+from .labels import (
+    EMPTY,
+    OWN,
+    PARTIAL_MEAN,
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    is_partial,
+    is_sharded,
+    needs_collective,
 )
-"""The first input is a variable, of which each replica writes its copy; the others are whole."""
-_MAKES_SAMPLES = frozenset(
-    ["Fill", "BroadcastTo", "Tile", "TensorListReserve", "EmptyTensorList", "OptionalNone", "RandomShuffle"]
-    + [*STATEFUL, *STATELESS]
-)
-_TAKES_POSITIONS = """
-    Identity IdentityN StopGradient Cast Reshape ExpandDims Squeeze Transpose StridedSlice GatherV2 GatherNd Shape ShapeN
-    Size Rank ZerosLike OnesLike OptionalFromValue TensorListPushBack TensorListSetItem
-    UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin
-"""  # operations that accept positions relative to this replica's first sample; others get positions in the batch
-_ADDS_UP = ("AddN", "AddV2", "Identity")
-_HARMLESS = """
-    Assert Empty PrintV2 StringFormat OptionalFromValue OptionalGetValue OptionalNone VariableShape
-    LookupTableExportV2 LookupTableSizeV2
-"""
-
-_CALLS_PYTHON = ("PyFunc", "EagerPyFunc")
-_DRAWS_FROM_STATE = ("RngReadAndSkip", "RngSkip")
+from .operations import NO_ROW, ROWS, Ruling, View, row_of
+from .program import Copy, NotPartitioned, Program
 
 
 def has_effects(op: tf.Operation) -> bool:
     """Return whether an operation does more than reading, drawing, checking and printing."""
-    return bool(op.op_def.is_stateful) and op.type not in (*READS, *RULES, *_HARMLESS.split())
+    row = row_of(op)
+    return bool(op.op_def.is_stateful) and (row.writes or not (row.has_rule or row.harmless))
 
 
 def calls_python(graph: Any) -> bool:
     """Return whether a graph, or a function in it, runs Python code that may have effects."""
     found = graph.as_graph_def()
     parts = [found.node, *(function.node_def for function in found.library.function)]
-    return any(node.op in _CALLS_PYTHON for part in parts for node in part)
+    return any(ROWS.get(node.op, NO_ROW).calls_python for part in parts for node in part)
 
 
 def describe_effects(op: tf.Operation, place: str = "") -> str:
     """Return which line of user code has effects, in a `place`, and what to do instead."""
     line, code = line_of_user(op)
-    what, instead = "has effects", "compute it in the input pipeline or in a callback"
-    if op.type in _CALLS_PYTHON:
-        what = "runs Python code, which may have effects"
-        instead = f"pass `stateful=False` to `tf.numpy_function` if it has none, or {instead}"
-    elif op.type in _DRAWS_FROM_STATE:
-        what, instead = (
-            "draws from a `tf.random.Generator`",
-            "use `keras.random` with a `keras.random.SeedGenerator`",
-        )
-    elif op.type in WRITES:
-        instead = "write outside of it, for example `variable.assign(tf.where(condition, new, variable))`"
+    default = ("has effects", "compute it in the input pipeline or in a callback")
+    what, instead = row_of(op).effect or default
     where = f" in {line}" if line else f" ({op.name})"
     return f"{op.type}{where}{f', `{code}`,' if code else ''} {what}{place}: {instead}"
 
 
-def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) -> Ruling:
+def labels_of(
+    op: tf.Operation, view: View, replicated: bool, is_local: bool, inside: bool, in_order: bool = True
+) -> Ruling:
     """Return the labels that an operation needs of its inputs, and those of its outputs.
 
-    With `replicated` it gets whole inputs, regardless of its rule. With `is_local` it computes statistics of a replica's own
-    samples. Raise `NotPartitioned` where it has effects, or lists of tensors, and no rule.
+    With `replicated` it gets whole inputs, regardless of its row. With `is_local` it computes statistics of a replica's own
+    samples; `inside` of a branch or a loop there are no collectives. Raise `NotPartitioned` where it has effects, or lists
+    of tensors, and no rule.
     """
+    row = row_of(op)
     # A tape sums the gradients of several uses of a layer's output outside the layer's name scope.
-    is_local = is_local or (op.type in _ADDS_UP and all(label == STATISTIC for label in view.labels))
-    if op.type in READS:
-        return [None], [view.labels[0] if op.type == "ReadVariableOp" else REPLICATED]
-    if op.type in WRITES:
-        if view.labels[0] == PARTIAL_SUM:
-            raise NotPartitioned(f"{op.name} writes a variable that is summed when it is read")
-        return [None, *[REPLICATED] * (len(op.inputs) - 1)], []
+    is_local = is_local or (row.adds and all(label == STATISTIC for label in view.labels))
+    if row.reads or row.writes:
+        return row.find_ruling(view)
     lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])
     if replicated or (lists and not view.mesh.of_batch):
-        return view.gather()
-    if op.type == "Assert":  # it may print this replica's values
-        return [REPLICATED, *[None] * (len(view.labels) - 1)], []
-    rule = RULES.get(op.type)
+        return _label_replicated(op, view, inside, in_order)
     alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
     if not alike and is_local:
         return _local_labels(op, view)
-    if rule is not None:
-        positions = op.type not in _TAKES_POSITIONS.split() and any(label.counts for label in view.labels)
-        return view.gather() if positions or (alike and op.type not in _MAKES_SAMPLES) else rule(view)
+    if row.has_rule:
+        positions = not row.positions and any(label.counts for label in view.labels)
+        needed = not alike or row.fills or row.harmless
+        return row.find_ruling(view) if needed and not positions else view.gather()
     if not alike and lists:
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
@@ -102,11 +76,36 @@ def labels_of(op: tf.Operation, view: View, replicated: bool, is_local: bool) ->
     return view.gather()
 
 
+def _label_replicated(op: tf.Operation, view: View, inside: bool, in_order: bool) -> Ruling:
+    """Return whole inputs, and outputs that are the same on every replica, also of a draw.
+
+    A draw with a seed that all replicas run in the same order has the same numbers; another has those of the first replica.
+    """
+    seeded = row_of(op).draws and (op.get_attr("seed") or op.get_attr("seed2"))
+    if not row_of(op).draws or (inside and in_order and seeded):
+        return view.gather()
+    if inside:
+        raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
+    return view.gather()[0], [OWN] * len(op.outputs)
+
+
+def find_shared_draw(program: Program) -> tf.Operation | None:
+    """Return a draw in a body whose numbers are the same on every replica because of its seed."""
+    for node in program.nodes:
+        if isinstance(node, Copy):
+            if row_of(node.op).draws and not any(map(is_sharded, node.made[0])):
+                return node.op
+            inner = filter(None, map(find_shared_draw, node.bodies.values()))
+            if found := next(inner, None):
+                return found
+    return None
+
+
 def _local_labels(op: tf.Operation, view: View) -> Ruling:
     """Return the labels of an operation on this replica's samples alone."""
     given = list(view.labels)
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]
-    wants, made = RULES[op.type](view) if op.type in RULES else view.gather()
+    wants, made = row_of(op).find_ruling(view)
     for number, (label, want) in enumerate(zip(given, wants)):
         if label == STATISTIC or (is_partial(label) and want is not None):
             wants[number] = None

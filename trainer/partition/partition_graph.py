@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from .builder import Builder, find_needed_operations
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
-from .program import BATCH, ListIsGathered, MeshAxis, NotPartitioned, Program, Value
+from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.known_inputs import shape_of
 from .sizes.size import Length, Samples, Size
 
@@ -40,10 +40,9 @@ def partition_graph(
         builder = Builder(program, gradients, is_local, whole_ops=whole)
         try:
             program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
-        except ListIsGathered as found:
+        except NeedsWhole as found:
             if found.producer in whole:
-                reason = f"{found.producer} makes a list of tensors that would have to be gathered"
-                raise NotPartitioned(reason) from None
+                raise NotPartitioned(str(found)) from None
             whole.add(found.producer)
             continue
         groups: dict[Samples, list[int]] = {}

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from .labels import REPLICATED, Label, Labels, is_sharded, needs_collective
 from .sizes.intervals import ANY, Interval
-from .sizes.size import Extent, Shape, is_divided, is_open, per_sample
+from .sizes.positions import Progression
+from .sizes.size import Extent, Shape, is_divided
 from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
@@ -34,11 +35,11 @@ class NeedsCollective(Exception):
     """An operation in a branch or a loop needs a collective: its inputs are converted before the branch or loop."""
 
 
-class ListIsGathered(Exception):
-    """A list of tensors would have to be gathered: the operation named `producer` must get whole tensors."""
+class NeedsWhole(Exception):
+    """The operation named `producer` must get whole tensors, for a reason that a later one has."""
 
-    def __init__(self, producer: str) -> None:
-        super().__init__(producer)
+    def __init__(self, producer: str, reason: str) -> None:
+        super().__init__(f"{producer} {reason}")
         self.producer = producer
 
 
@@ -77,6 +78,7 @@ class Value:
         constant: None, or the value of a small integer tensor for every batch, an array of sizes.
         elements: None, or the constant value of each element of a list.
         interval: bounds of its numbers.
+        progression: None, or in which way its numbers count the samples.
         sums: of the axes of a broadcast gradient, for each axis whether it is one of them (None: not known), if
             `constant` is None.
         free: whether it depends on replicated inputs alone, so that any label of it needs no collective.
@@ -88,6 +90,7 @@ class Value:
     constant: np.ndarray | None = None
     elements: np.ndarray | None = None
     interval: Interval = ANY
+    progression: Progression | None = None
     sums: tuple[bool | None, ...] = ()
     free: bool = False
 
@@ -95,6 +98,10 @@ class Value:
     def label(self) -> Label:
         """How it is distributed over the samples of the batch."""
         return self.labels[0]
+
+    def forget_numbers(self) -> Value:
+        """Return a value of which only shape and labels are known."""
+        return dataclasses.replace(self, constant=None, interval=ANY, progression=None)
 
 
 @dataclasses.dataclass
@@ -281,21 +288,6 @@ def find_received(program: Program) -> set[int]:
         if isinstance(node, Convert) and (program.communicates(node) or node.source in found):
             found.add(node.target)
     return found
-
-
-def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
-    """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
-    if sizes is None or sizes.ndim != 1:
-        return None
-    found = [
-        per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
-    ]
-    return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
-
-
-def find_varying_axes(shape: Shape) -> list[int] | None:
-    """Return the axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
-    return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
 
 
 def has_parts(label: Label, value: Value, mesh: MeshAxis) -> bool:

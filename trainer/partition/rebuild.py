@@ -13,19 +13,9 @@ from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function
 from .conversions import Replica, after, local, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
-from .operation_labels import READS
-from .program import (
-    BRANCHES,
-    LOOPS,
-    Apply,
-    Convert,
-    Copy,
-    Extents,
-    MeshAxis,
-    Node,
-    Program,
-    Value,
-)
+from .operation_labels import find_shared_draw
+from .operations import row_of
+from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
 from .sizes.size import Size
 from .sizes.size_arrays import at
 
@@ -81,6 +71,8 @@ def _is_for_xla(node: Node) -> bool:
     if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
         return False
     around = [t.op for t in node.op.inputs] + [op for t in node.op.outputs for op in t.consumers()]
+    if any(map(find_shared_draw, node.bodies.values())):
+        return False  # XLA ignores the seed that makes their numbers the same on every replica
     if node.op.type in BRANCHES and any(op.type in BRANCHES for op in around):
         return False  # the intermediates of a branch that is not taken are empty, and XLA needs their shapes
     return all(tensor.dtype != tf.string for tensor in [*node.op.inputs, *node.op.outputs])
@@ -154,7 +146,7 @@ class _Copier:
         written = False
         for node in nodes:
             stateful = isinstance(node, Copy) and node.op.op_def.is_stateful
-            is_read = isinstance(node, Copy) and node.op.type in READS
+            is_read = isinstance(node, Copy) and row_of(node.op).reads
             if isinstance(node, Apply) or (late and stateful) or not waits.isdisjoint(node.inputs):
                 late.append(node)
                 waits.update(node.outputs)
@@ -213,32 +205,25 @@ class _Copier:
             for number, value in zip(node.outputs, fixed):
                 self.values[number] = tf.constant(value, values[number].dtype)
             return
-        given, found = [self.values[number] for number in node.inputs], None
-        if node.op.type == "GatherV2" and any(
-            each.kind == "within" for each in values[node.inputs[1]].labels
-        ):
-            given[1], found = _own_rows(*given)
-        shapes = [values[number].shape for number in node.inputs]
-        if node.op.type == "SoftmaxCrossEntropyWithLogits" and shapes[0] != shapes[1]:
-            # TensorFlow expects outputs of one sample.
-            size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
-            given = [tf.broadcast_to(each, size) for each in given]
+        given = [self.values[number] for number in node.inputs]
         given += self._replica.unknown.values() if node.bodies else []
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         controls += self._find_awaited(node)
         seed = self._replica.replica_id if node.own_seed else 0
-        copy = copy_into_graph(node.op, given, functions, controls, seed, node.attributes)
-        self._copies.setdefault(id(node.op), copy)
-        for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copy.outputs):
+
+        def make(inputs: list[Any]) -> list[Any]:
+            copy = copy_into_graph(node.op, inputs, functions, controls, seed, node.attributes)
+            self._copies.setdefault(id(node.op), copy)
+            return copy.outputs
+
+        around = [values[number] for number in (*node.inputs, *node.outputs)]
+        special = row_of(node.op).copy
+        copies = make(given) if special is None else special(around, given, self._replica, make)
+        for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
-            if node.op.type == "Where" and label.counts:
-                extent, held = tf.size(given[0], tf.int64), tf.cast(self._replica.held, tf.int64)
-                first = extent * tf.cast(self._replica.samples_before, tf.int64) // held
-                self._replica.first_positions[label.chosen] = first
-            tensor = tensor if found is None else where(found, tensor)
             for each, place in zip(made, self._places):
                 tensor = after(tensor, each, place)
             if node.of_samples and label == PARTIAL_SUM:
@@ -262,12 +247,6 @@ class _Copier:
 
         shapes = [_loop_shape(value, tensor) for value, tensor in zip(arguments, source.inputs)]
         return new_function(name + "_on_replica", source, build, shapes, arguments)
-
-
-def _own_rows(table: tf.Tensor, rows: tf.Tensor, axis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the numbers of the rows of a lookup in a part of a table, and where in the result they are this part's."""
-    behind = (table.shape.rank or 0) - 1 - int(tf.get_static_value(axis)) % (table.shape.rank or 1)
-    return tf.where(rows == -1, tf.zeros_like(rows), rows), (rows != -1)[(..., *[tf.newaxis] * behind)]
 
 
 def _loop_shape(given: Any, traced: Any) -> Any:

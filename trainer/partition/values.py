@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from .labels import (
+    EMPTY,
     LOGS,
     MEAN_OF_STATISTICS,
     PARTIAL_SUM,
@@ -19,25 +20,14 @@ from .labels import (
     is_partial,
     is_sharded,
     is_stored,
-    label_within,
     needs_collective,
     sizes,
     with_label,
 )
-from .program import Convert, Copy, Extents, ListIsGathered, NeedsCollective, Program, Value, of_one_sample
-from .rules.lists import EMPTY
-from .rules.shapes import reshape_label
+from .operations import Call, row_of
+from .program import Convert, Copy, Extents, NeedsCollective, NeedsWhole, Program, Value
+from .sizes.size_arrays import of_one_sample
 
-_ADDS_UP = """
-    AddN AddV2 Add Sub Neg Identity IdentityN StopGradient PreventGradient Cast BiasAdd Reshape
-    ExpandDims Squeeze Transpose Shape ShapeN Size Rank ZerosLike OnesLike ConcatV2 Pack Unpack Split SplitV StridedSlice
-    StridedSliceGrad Slice Tile BroadcastTo SelectV2 Pad PadV2
-"""
-"""Operations that add up partial sums, move their numbers or read their shapes."""
-_KEEPS_PARTS = ("Cast", "Identity", "StopGradient")
-_OF_PARTS = ("Cast", "AddV2", "AddN", "Mul", "RealDiv", "Identity", "StopGradient")
-MAKES_PARTS = ("OneHot", "UnsortedSegmentSum", "BroadcastTo", "Tile", "Reshape", *_OF_PARTS)
-"""Operations that can make a part of their result alone."""
 SLICES: Labels = ()
 """Instead of the labels that an optimizer needs of a gradient: it is `tf.IndexedSlices`, values and indices."""
 WHOLE: Labels = (REPLICATED,)
@@ -52,6 +42,7 @@ class Values:
         program: as far as it is built; its values include those of the outer programs.
         gradients, is_local: as for `partitioned`.
         inside: whether it is the body of a branch or a loop, where collectives are not supported.
+        in_order: whether draws have the same numbers on every replica if they have a seed; turns of a loop run in any order.
         whole_ops: names of operations that get whole inputs.
         replicated: whether all operations get whole inputs.
         origin: as for `Copy`, of the graph that is being built.
@@ -66,6 +57,7 @@ class Values:
     gradients: Sequence[Sequence[Labels | None]]
     is_local: Callable[[tf.Operation], bool]
     inside: bool = False
+    in_order: bool = True
     whole_ops: Collection[str] = ()
     replicated: bool = False
     origin: tf.Operation | None = None
@@ -92,7 +84,9 @@ class Values:
         """Return the number of a value that is the same on every replica."""
         return self.convert(number, self.replicated_labels, cause)
 
-    def body(self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = ()) -> tuple[Any, list[int]]:
+    def body(
+        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
+    ) -> tuple[Any, list[int]]:
         """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         raise NotImplementedError
 
@@ -119,7 +113,7 @@ class Values:
 
     def gather(self, number: int, op: tf.Operation) -> int:
         """Return an input's number, gathered if replicas keep parts of it; a cast or a copy makes parts of parts."""
-        if op.type in _KEEPS_PARTS or not is_stored(self.label(number)):
+        if row_of(op).keeps_stored or not is_stored(self.label(number)):
             return number
         return self._along(0, number, REPLICATED, op)
 
@@ -131,9 +125,8 @@ class Values:
         if len(self.program.mesh) == 1:
             return number
         scalars = sum(tensor.shape.rank == 0 for tensor in cause.inputs)
-        adds = cause.type in _ADDS_UP.split() or (
-            cause.type in ("Mul", "RealDiv") and scalars >= len(cause.inputs) - 1
-        )
+        row = row_of(cause)
+        adds = row.adds_up or (row.scalar_scales and scalars >= len(cause.inputs) - 1)
         for axis in range(1, len(self.program.mesh)):
             if is_partial(self.program.values[number].labels[axis]):
                 known = self.made.get((number, axis, REPLICATED), number)
@@ -162,7 +155,8 @@ class Values:
         if needs_collective(have, want) and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
-            raise ListIsGathered(self.producers.get(number, ""))
+            reason = "makes a list of tensors that would have to be gathered"
+            raise NeedsWhole(self.producers.get(number, ""), reason)
         one_size = want == sizes(want.axis) and self.program.one_size and not axis
         numbers = of_one_sample(value.constant, want.axis) if one_size else None
         key = (number, axis, want) if numbers is None else (value.dtype, numbers, want)
@@ -201,29 +195,18 @@ class Values:
     ) -> Sequence[Label | None] | None:
         """Return the labels with which an operation makes a part; None: it makes the whole."""
         values = self.program.values
-        value, kind = values[number], "" if copy is None else copy.op.type
+        value = values[number]
         if copy is None or value.labels[axis] != REPLICATED or want.blocks > 1 or value.shape is None:
             return None
         if any(is_sharded(each) and each.axis == want.axis for each in value.labels):
             return None
-        extent = value.shape[want.axis]
-        if kind == "OneHot":
-            at = copy.op.get_attr("axis") % len(value.shape)
-            return [label_within(extent), sizes(0), None, None] if at == want.axis else None
-        if kind == "UnsortedSegmentSum":
-            return [None, label_within(extent), sizes(0)] if want.axis == 0 else None
-        given = [values[each].shape for each in copy.inputs]
-        first, wants = given[0] or value.shape, list[Label | None]()
-        if kind in ("BroadcastTo", "Tile"):
-            shape = [1] * (len(value.shape) - len(first)) + first
-            return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
-        if kind == "Reshape":
-            wants = [reshape_label(want, value.shape, first, self.program.mesh[axis]), sizes(want.axis)]
-        elif all(shape in ([], value.shape) for shape in given):
-            wants = [None if shape == [] else want for shape in given]
-        parts = [(each, own) for each, own in zip(copy.inputs, wants) if own is not None and is_sharded(own)]
+        call = Call(copy.op, [values[each] for each in copy.inputs])
+        wants = row_of(copy.op).find_part(call, value, want, self.program.mesh[axis])
+        parts = [
+            (each, own) for each, own in zip(copy.inputs, wants or ()) if own is not None and is_sharded(own)
+        ]
         can = all(self._find_wants_of_part(self.makers.get(each), each, axis, own) for each, own in parts)
-        return wants if parts and can else None
+        return wants if can else None
 
     def read(self, tensor: Any, number: int, cause: tf.Operation | None) -> int:
         """Return the number of the value of a tensor: of an assigned statistic, its mean."""

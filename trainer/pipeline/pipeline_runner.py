@@ -25,8 +25,8 @@ from ...distribute.step_context import StepContext, WeightTotals, step_scope, th
 from ...optimizers.building import optimizers_of
 from ...state.trained_model import TrainedModel, record_of
 from ..partition.labels import SAMPLES
+from ..partition.operations import row_of
 from ..partition.program import Convert, NotPartitioned
-from ..partition.rules import RULES
 from ..partition.steps.step import Step
 from ..partition.steps.traced_step import TracedStep
 from ..run import build
@@ -180,7 +180,7 @@ def warn_of_mixed_samples(model: TrainedModel, spec: Any) -> None:
     except NotPartitioned:
         return
     exchanges = (n for n in program.nodes if isinstance(n, Convert) and program.communicates(n))
-    causes = (node.cause for node in exchanges if node.cause is not None and node.cause.type in RULES)
+    causes = (node.cause for node in exchanges if node.cause is not None and row_of(node.cause).has_rule)
     cause = next(causes, None)
     if cause is None:
         return

@@ -1,15 +1,14 @@
-"""What is known of the inputs of an operation; `Unknown` where it is not."""
+"""TensorFlow's static shapes, without what is wrong in them."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ....compat.tensorflow_graphs.one_device import copy_into_graph
 from .size import Extent, Shape
-from .size_arrays import Unknown, plain
+from .size_arrays import plain
 
 
 def shape_of(shape: Any) -> Shape:
@@ -59,23 +58,3 @@ def _knows_more(tensor: tf.Tensor, value: Any) -> bool:
         return True
     traced = shape_of(tensor.shape) or [None] * len(value.shape or ())
     return any(a is None and isinstance(b, int) for a, b in zip(traced, value.shape or ()))
-
-
-def require(shape: Shape) -> list[Extent]:
-    """Return a known shape."""
-    if shape is None:
-        raise Unknown
-    return shape
-
-
-def require_fixed(value: Any) -> np.ndarray:
-    """Return the integers of an input that does not depend on the batch."""
-    found = plain(value.constant)
-    if found is None:
-        raise Unknown
-    return found
-
-
-def require_axes(value: Any, rank: int) -> list[int]:
-    """Return the axes that an input names, counted from 0."""
-    return [int(axis) % max(rank, 1) for axis in np.ravel(require_fixed(value))]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .size import Extent, Shape, Size, broadcast_extent, is_open
+from .size import Extent, Shape, Size, broadcast_extent, is_open, per_sample
 
 
 class Unknown(Exception):
@@ -84,3 +84,18 @@ def broadcast_axes(shapes: Sequence[Any]) -> list[tuple[bool | None, ...]]:
         tuple(extent == 1 if is_known or isinstance(extent, int) else None for extent in pair)
         for pair, is_known in zip(pairs, known)
     ]
+
+
+def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
+    """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
+    if sizes is None or sizes.ndim != 1:
+        return None
+    found = [
+        per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
+    ]
+    return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
+
+
+def find_varying_axes(shape: Shape) -> list[int] | None:
+    """Return the axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
+    return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]

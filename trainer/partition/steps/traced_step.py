@@ -28,16 +28,10 @@ from ...inputs.input_checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
 from ..builder import APPLY
 from ..conversions import Replica
-from ..labels import (
-    LOGS,
-    MEAN_OF_STATISTICS,
-    PARTIAL_SUM,
-    Label,
-    Labels,
-    is_sharded,
-)
+from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels, is_sharded
 from ..memory import save_memory
-from ..operation_labels import WRITES, calls_python
+from ..operation_labels import calls_python
+from ..operations import row_of
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuilt
@@ -248,7 +242,7 @@ def _find_written(program: Program) -> list[Any]:
     captured, equal = dict((number, outer) for outer, number in program.captures), find_received(program)
     found: dict[int, Any] = {}
     for node in program.nodes:
-        if isinstance(node, Copy) and node.op.type in WRITES:
+        if isinstance(node, Copy) and row_of(node.op).writes:
             variable = find_distributed_variable(captured.get(node.inputs[0]))
             if variable is None or shares_variables(variable.distribute_strategy):
                 raise NotPartitioned(

@@ -1,60 +1,43 @@
-"""Operations that are partitioned after rewriting them as simpler operations."""
+"""Operations over data-dependent samples or divided classes, as simpler operations that can be partitioned.
 
-from collections.abc import Callable, Sequence
+Each function returns a function of the operation's inputs, or None: the operation's row holds for these inputs.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from ....compat.tensorflow_graphs.one_device import graph_of
 from ..labels import REPLICATED, is_sharded
-from ..program import Value
 from ..sizes.size import is_open
-from ..sizes.size_arrays import align, broadcast_axes, plain
+from ..sizes.size_arrays import align, broadcast_axes
+from .call import Call
+
+Rewritten = Callable[..., list[tf.Tensor]] | None
 
 
-def rewritten(op: tf.Operation, values: Sequence[Value]) -> Any:
-    """Return the graph of a function of the inputs that is equivalent to an operation; None: it has a rule."""
-    function: Any = {
-        "Mean": _mean,
-        "SparseSoftmaxCrossEntropyWithLogits": _sparse_entropy,
-        "SoftmaxCrossEntropyWithLogits": _dense_entropy,
-        "Softmax": _softmax,
-        "LogSoftmax": _softmax,
-        "ArgMax": _first_largest,
-        "InTopKV2": _among_largest,
-        "BroadcastGradientArgs": _gradient_axes,
-    }.get(op.type)
-    found = None if function is None else function(op, values)
-    return None if found is None else graph_of(found, op.inputs)
-
-
-def _mean(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_mean(call: Call) -> Rewritten:
     """Return a mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
-    (value, axes), rank = values, op.inputs[0].shape.rank
-    fixed = plain(axes.constant)
-    if not rank or fixed is None or not value.label.chosen or not value.dtype.is_floating:
+    value = call.values[0]
+    chosen = is_sharded(value.label) and value.label.chosen and value.dtype.is_floating
+    if not chosen or value.label.axis not in call.axes(1):
         return None
-    reduced = sorted({int(axis) % rank for axis in fixed.ravel()})
-    if not is_sharded(value.label) or value.label.axis not in reduced:
-        return None
-    dtype = tf.float64 if value.dtype == tf.float64 else tf.float32
+    reduced, dtype = sorted({*call.axes(1)}), tf.float64 if value.dtype == tf.float64 else tf.float32
 
     def mean(x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
         count = tf.reduce_prod(tf.gather(tf.shape(x, tf.int64), reduced))
-        total = tf.reduce_sum(tf.cast(x, dtype), reduced, op.get_attr("keep_dims"))
+        total = tf.reduce_sum(tf.cast(x, dtype), reduced, call.attr("keep_dims"))
         return [tf.cast(total / tf.cast(count, dtype), x.dtype)]
 
     return mean
 
 
-def _gradient_axes(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def decide_gradient_axes(call: Call) -> Rewritten:
     """Return the axes of a broadcast gradient: 1 and 2 stand for extents that decide an axis for every batch.
 
     An axis of one sample would be summed otherwise, also where this replica's part is empty.
     """
-    shapes = [value.constant for value in values if value.constant is not None]
-    if len(shapes) < 2:
-        return None
+    shapes = [call.constant(number) for number in (0, 1)]
     sums, extents = broadcast_axes(shapes), align(shapes)
     decided = [None not in pair and any(map(is_open, each)) for pair, each in zip(sums, extents)]
     if not any(decided) or not any(None in pair for pair in sums):
@@ -71,7 +54,7 @@ def _gradient_axes(op: tf.Operation, values: Sequence[Value]) -> Callable[..., l
     return axes
 
 
-def _is_divided(value: Value, axis: int) -> bool:
+def _is_divided(value: Any, axis: int) -> bool:
     """Return whether replicas have parts of an axis of a tensor, along any axis of the mesh."""
     return any(is_sharded(label) and label.axis == axis and not label.chosen for label in value.labels)
 
@@ -83,21 +66,19 @@ def _logs_of_shares(logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]
     return shifted, powers, tf.reduce_sum(powers, -1, keepdims=True)
 
 
-def _softmax(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_softmax(call: Call) -> Rewritten:
     """Return a softmax over divided classes, or its logarithm, as reductions over the classes."""
-    if not _is_divided(values[0], (op.inputs[0].shape.rank or 0) - 1):
-        return None
 
     def softmax(logits: tf.Tensor) -> list[tf.Tensor]:
         shifted, powers, sums = _logs_of_shares(logits)
-        return [powers / sums if op.type == "Softmax" else shifted - tf.math.log(sums)]
+        return [powers / sums if call.type == "Softmax" else shifted - tf.math.log(sums)]
 
-    return softmax
+    return softmax if _is_divided(call.values[0], call.rank() - 1) else None
 
 
-def _sparse_entropy(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_sparse_entropy(call: Call) -> Rewritten:
     """Return the cross-entropy of divided classes, as reductions over the classes, and lookups of those of the labels."""
-    logits, labels = values
+    logits, labels = call.values
     along = [n for n, label in enumerate(logits.labels) if is_sharded(label) and label.axis == 1]
     if not _is_divided(logits, 1) or any(labels.labels[n] != REPLICATED and not labels.free for n in along):
         return None
@@ -111,23 +92,20 @@ def _sparse_entropy(op: tf.Operation, values: Sequence[Value]) -> Callable[..., 
     return entropy
 
 
-def _dense_entropy(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_dense_entropy(call: Call) -> Rewritten:
     """Return the cross-entropy of divided classes with a share of each, as reductions over the classes."""
-    if not any(_is_divided(value, 1) for value in values):
-        return None
 
     def entropy(logits: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
         shifted, powers, sums = _logs_of_shares(logits)
         return [tf.reduce_sum(labels * (tf.math.log(sums) - shifted), 1), powers / sums - labels]
 
-    return entropy
+    return entropy if any(_is_divided(value, 1) for value in call.values) else None
 
 
-def _first_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_largest(call: Call) -> Rewritten:
     """Return the position of the first largest number along a divided axis, as reductions."""
-    fixed, rank, dtype = plain(values[1].constant), op.inputs[0].shape.rank, op.outputs[0].dtype
-    axis = None if fixed is None or not rank else int(fixed.ravel()[0]) % rank
-    if axis is None or not rank or not _is_divided(values[0], axis) or not values[0].dtype.is_floating:
+    (axis, *_), rank, dtype = call.axes(1), call.rank(), call.op.outputs[0].dtype
+    if not rank or not _is_divided(call.values[0], axis) or not call.values[0].dtype.is_floating:
         return None
 
     def position(x: tf.Tensor, axes: tf.Tensor) -> list[tf.Tensor]:
@@ -139,10 +117,8 @@ def _first_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., l
     return position
 
 
-def _among_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., list[tf.Tensor]] | None:
+def divide_ranks(call: Call) -> Rewritten:
     """Return whether each label is one of the `k` largest of divided classes, as sums over the classes."""
-    if not _is_divided(values[0], 1):
-        return None
 
     def among(scores: tf.Tensor, labels: tf.Tensor, k: tf.Tensor) -> list[tf.Tensor]:
         classes = tf.shape(scores, k.dtype)[1]
@@ -152,4 +128,4 @@ def _among_largest(op: tf.Operation, values: Sequence[Value]) -> Callable[..., l
         counted = tf.where(tf.math.is_finite(scores), larger, k)
         return [(tf.reduce_sum(counted, 1) < k) & (labels >= 0) & (labels < classes)]
 
-    return among
+    return among if _is_divided(call.values[0], 1) else None

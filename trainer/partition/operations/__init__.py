@@ -1,0 +1,30 @@
+"""What the partition knows of operations, one row a type, one file a family."""
+
+from . import (  # noqa: F401
+    elementwise,
+    indexing,
+    joins,
+    lists,
+    products,
+    random,
+    reductions,
+    samples,
+    shapes,
+    slices,
+    state,
+)
+from .call import Call, Ruling, View
+from .row import NO_ROW, ROWS, Row, find_bounds, find_numbers, find_progression, row_of
+
+__all__ = [
+    "NO_ROW",
+    "ROWS",
+    "Call",
+    "Row",
+    "Ruling",
+    "View",
+    "find_bounds",
+    "find_numbers",
+    "find_progression",
+    "row_of",
+]

@@ -1,0 +1,151 @@
+"""Concatenations, splits, paddings."""
+
+from typing import Any
+
+import numpy as np
+
+from ..labels import REPLICATED, is_sharded
+from ..sizes.positions import put_in_column
+from ..sizes.size import Extent, quotient
+from ..sizes.size_arrays import Unknown, as_sizes
+from .call import Call, Ruling, Shapes, View, name_axes
+from .number_rules import numbers_of
+from .row import add_rows
+from .terms import SUM, Terms
+
+
+def _sum_extents(*extents: Extent) -> Extent:
+    return None if None in extents else sum(extents)  # type: ignore[arg-type]
+
+
+def _find_padded(call: Call) -> Terms:
+    """Return the terms of a padding: the axes that it pads are mixed, and new."""
+    names, more = name_axes(call.rank()), call.constant(1).tolist()
+    others, sign = name_axes(len(names), len(names)), -1 if call.type == "MirrorPadGrad" else 1
+    padded = [n for n, row in enumerate(more) if row != [0, 0]]
+    extents = {
+        others[n]: _sum_extents(call.shape()[n], *(None if m is None else sign * m for m in more[n]))
+        for n in padded
+    }
+    out = "".join(others[n] if n in padded else name for n, name in enumerate(names))
+    return Terms([names], [out], "".join(names[n] for n in padded), new=extents)
+
+
+add_rows("Pad", terms=_find_padded, linear=SUM)
+add_rows("PadV2 MirrorPad MirrorPadGrad", terms=_find_padded)
+
+
+def _find_joined(call: Call) -> Terms:
+    """Return the terms of a concatenation, whose axis is mixed, and new; `_label_concat` keeps blocks of samples there."""
+    count, names = len(call.values) - 1, name_axes(call.rank())
+    (axis,), mixed = call.axes(count), name_axes(count + 1, len(names))
+    terms = [names[:axis] + each + names[axis + 1 :] for each in mixed]
+    extent = _sum_extents(*(call.shape(number)[axis] for number in range(count)))
+    return Terms(terms[:-1], terms[-1:], mixed, new={mixed[-1]: extent})
+
+
+def _label_concat(view: View) -> Ruling | None:
+    parts = view.labels[:-1]
+    axis = int(view.fixed(len(parts))) % max(view.out_rank(), 1)
+    if not any(is_sharded(label) and label.axis == axis for label in parts):
+        return None
+    first, extents = parts[0], {view.shape(number)[axis] for number in range(len(parts))}
+    if first.chosen or len(extents) > 1 or any(label != first for label in parts):
+        raise Unknown
+    return [*[None] * len(parts), REPLICATED], [first._replace(blocks=first.blocks * len(parts))]
+
+
+def _concat_numbers(call: Call, number: int) -> np.ndarray:
+    parts = call.values[:-1]
+    return as_sizes(np.concatenate([*map(numbers_of, parts)], int(call.fixed(len(parts)))))
+
+
+_JOIN: Any = {"linear": SUM, "progression": put_in_column}
+add_rows("ConcatV2", terms=_find_joined, label=_label_concat, numbers=_concat_numbers, **_JOIN)
+
+
+def _find_packed(call: Call) -> Terms:
+    names = name_axes(call.rank())
+    at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
+    return Terms([names] * len(call.values), [names[:at] + more + names[at:]], new={more: len(call.values)})
+
+
+def _label_pack(view: View) -> Ruling | None:
+    leads = [label for label in view.labels if is_sharded(label)]
+    chosen = any(label.chosen for label in leads) and any(label != leads[0] for label in view.labels)
+    of_sizes = not leads and view.op.outputs[0].dtype.is_integer
+    return view.gather() if chosen or of_sizes else None
+
+
+def _pack_numbers(call: Call, number: int) -> np.ndarray:
+    return as_sizes(np.stack([*map(numbers_of, call.values)], call.attr("axis")))
+
+
+add_rows("Pack", terms=_find_packed, label=_label_pack, numbers=_pack_numbers, **_JOIN)
+
+
+def _find_unpacked(call: Call) -> Terms:
+    names = name_axes(call.rank())
+    axis = call.attr("axis") % len(names)
+    return Terms([names], [names[:axis] + names[axis + 1 :]] * call.count, names[axis])
+
+
+def _unpack_numbers(call: Call, number: int) -> np.ndarray:
+    return as_sizes(np.moveaxis(numbers_of(call.values[0]), call.attr("axis"), 0)[number])
+
+
+add_rows("Unpack", terms=_find_unpacked, moves=0, numbers=_unpack_numbers)
+
+
+def _find_inputs(call: Call) -> tuple[int, int]:
+    """Return the numbers of the inputs of a split that are the data and the axis."""
+    return (1, 0) if call.type == "Split" else (0, 2)
+
+
+def _find_split(call: Call) -> Shapes:
+    data, where = _find_inputs(call)
+    shape, (axis,) = call.shape(data), call.axes(where, data)
+    sizes = [quotient(shape[axis], call.count)] * call.count
+    if call.type == "SplitV":
+        given = call.constant(1).tolist()
+        rest = _sum_extents(*(size for size in given if size != -1))
+        rest = None if None in (shape[axis], rest) else shape[axis] - rest  # type: ignore[operator]
+        sizes = [rest if size == -1 else size for size in given]
+    return [[*shape[:axis], size, *shape[axis + 1 :]] for size in sizes]
+
+
+def _label_split(view: View) -> Ruling:
+    data, where = _find_inputs(view)
+    label = view.samples(data)
+    if view.axes(where, data)[0] != label.axis:
+        return view.keep(label, data)
+    if view.type != "Split" or label.blocks % view.count:
+        raise Unknown
+    return view.keep(label._replace(blocks=label.blocks // view.count), data)
+
+
+def _split_numbers(call: Call, number: int) -> np.ndarray:
+    data, where = _find_inputs(call)
+    parts: Any = call.count
+    if call.type == "SplitV":
+        parts = np.cumsum(call.fixed(1))[:-1]
+        if np.any(call.fixed(1) < 0):
+            raise Unknown
+    return as_sizes(np.split(numbers_of(call.values[data]), parts, int(call.fixed(where)))[number])
+
+
+_SPLIT: Any = {"label": _label_split, "shape": _find_split, "numbers": _split_numbers}
+add_rows("Split", moves=1, **_SPLIT)
+add_rows("SplitV", moves=0, **_SPLIT)
+
+
+def _stitch_numbers(call: Call, number: int) -> np.ndarray:
+    half = len(call.values) // 2
+    places = np.concatenate([call.fixed(n).ravel() for n in range(half)])
+    found = dict(
+        zip(places.tolist(), np.concatenate([numbers_of(value).ravel() for value in call.values[half:]]))
+    )
+    return as_sizes([found[n] for n in range(len(found))])
+
+
+add_rows("DynamicStitch", numbers=_stitch_numbers)

@@ -1,0 +1,96 @@
+"""Random draws: different on each replica where they have samples, the same everywhere where they have none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ..labels import OWN, REPLICATED, is_sharded, label_sharded, sizes
+from ..program import NeedsWhole
+from ..sizes.size_arrays import Unknown
+from .call import Call, Ruling, View, Wants, keep_shape, shape_in
+from .row import add_rows
+from .samples import of_each_sample
+
+_WITH_KEY = """
+StatelessRandomNormalV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2
+StatelessRandomUniformFullIntV2
+"""
+
+
+def _label_draw_with_key(view: View) -> Ruling:
+    if _comes_from_constants(view.op.inputs[1]):  # one device draws the same numbers in every step
+        raise Unknown
+    label = view.labels[0]
+    wants: Wants = [REPLICATED] * len(view.labels)
+    if label.kind == "sizes" and label.chosen:
+        return [None, OWN, *wants[2:]], [label_sharded(label.axis, chosen=label.chosen)]
+    axis = view.samples_axis()
+    if axis is None or _shares_seed(view):
+        return wants, [REPLICATED]
+    return [sizes(axis), OWN, *wants[2:]], [label_sharded(axis)]
+
+
+def _comes_from_constants(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor is the same in every step, because operations without state compute it from constants."""
+    seen, left = set(), [tensor.op]
+    while left:
+        op = left.pop()
+        if op.op_def.is_stateful or not (op.inputs or op.type == "Const"):
+            return False
+        seen.add(op)
+        left += [each.op for each in op.inputs if each.op not in seen]
+    return True
+
+
+def _shares_seed(view: View) -> bool:
+    """Return whether a draw of another size has the same seed: one device begins both with the same numbers."""
+    for seed in view.op.inputs[1].op.inputs:
+        keys = [key for maker in seed.consumers() for key in maker.outputs]
+        for other in (op for key in keys for op in key.consumers() if op.type == view.type):
+            drawn = view.value_of(other.outputs[0])  # None: it comes later, and finds this one
+            if drawn is None or other is view.op:
+                continue
+            if not is_sharded(drawn.labels[view.number]):
+                return True
+            if drawn.shape != view.out_shape():
+                raise NeedsWhole(other.name, "has the seed of another draw, and another size")
+    return False
+
+
+add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)
+
+
+def _label_draw(view: View) -> Ruling:
+    wants: Wants = [REPLICATED] * len(view.labels)
+    axis = view.samples_axis()
+    if axis is None:
+        return wants, [OWN]
+    wants[0] = sizes(axis)
+    return wants, [label_sharded(axis)]
+
+
+def label_shared_draw(view: View) -> Ruling:
+    """Label a draw that all replicas share: the first one's numbers."""
+    return [REPLICATED] * len(view.labels), [OWN] * view.count
+
+
+def _shuffle_positions(call: Call) -> Callable[..., list[tf.Tensor]] | None:
+    """Return a shuffle as a lookup of shuffled positions, which are small numbers that replicas can share."""
+
+    def shuffle(values: tf.Tensor) -> list[tf.Tensor]:
+        seeds = {name: call.attr(name) for name in ("seed", "seed2")}
+        return [tf.gather(values, tf.raw_ops.RandomShuffle(value=tf.range(tf.shape(values)[0]), **seeds))]
+
+    return None if call.values[0].dtype.is_integer and call.rank() == 1 else shuffle
+
+
+_instead = "draw them before it, or with `tf.random.stateless_uniform` and the like"
+_effect = ("draws random numbers that all replicas share", _instead)
+_DRAW: Any = {"draws": True, "fills": True, "effect": _effect}
+_SHARED: Any = {"label": label_shared_draw, **_DRAW}
+_PLAIN = "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
+add_rows(_PLAIN, label=_label_draw, shape=shape_in(0), **_DRAW)
+add_rows("RandomGamma RandomPoissonV2", shape=shape_in(0, 1), **_SHARED)
+add_rows("Multinomial", terms=of_each_sample(0, infers=True), **_SHARED)
+add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, **_SHARED)

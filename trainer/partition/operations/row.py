@@ -1,0 +1,212 @@
+"""The table of operations: one row says all that the partition knows of one type."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
+from ..program import MeshAxis, Value
+from ..sizes.intervals import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
+from ..sizes.positions import Progression
+from ..sizes.size import Shape, Size
+from ..sizes.size_arrays import Unknown
+from .call import Call, Ruling, Shapes, View
+from .terms import SUM, Linear, Terms, find_shapes_of_terms, label_terms
+
+_PARTIAL = (PARTIAL_SUM, PARTIAL_MAX, PARTIAL_MIN)
+MOST_ELEMENTS = 64
+"""The numbers of larger tensors are not followed."""
+_TRACKED = (tf.int32, tf.int64, tf.bool)  # other integers may wrap around
+Numbers = Callable[[Call, int], "np.ndarray | None"]
+Bounds = Callable[[Call], Interval]
+
+
+def keeps_signs(value: Any) -> bool:
+    """Return whether a part of a sum times a number, or divided by it, is a part of the result: no factor is 0 or infinite.
+
+    A zero then has the sum's sign. Integers wrap.
+    """
+    return value.dtype.is_integer or (is_finite(value) and is_not_zero(value))
+
+
+def is_factor(value: Any) -> bool:
+    """Return whether parts of a sum times a number are parts of the product: the number is finite. Integers wrap."""
+    return value.dtype.is_integer or is_finite(value)
+
+
+def is_any(value: Any) -> bool:
+    """Return whether a number scales parts of a sum, whatever it is."""
+    return True
+
+
+@dataclasses.dataclass
+class Row:
+    """What the partition knows of a type of operation. Where it says nothing, inputs are gathered and shapes TensorFlow's.
+
+    Attributes:
+        terms: the axes of its inputs and outputs, from which shapes, labels and sums are derived.
+        label: the labels that it needs and makes; None: those that follow from the terms.
+        shape: the shapes of its outputs; None: those that follow from the terms.
+        linear, fixed, scales, keeps: as for `Linear`.
+        passes: the partial labels of its first input that its outputs then have, whatever axes it names.
+        moves: None, or the number of its input whose numbers it moves: parts of a sum or an extreme stay such parts.
+        numbers: `fn(call, number)`, the numbers of an output as sizes.
+        bounds: the bounds of its outputs.
+        progression: `fn(call, shape)`, in which way its output counts the samples.
+        asserts: the bounds of inputs, by their numbers, that are an error outside of them.
+        rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
+        unchanged: whether the output is the first input.
+        copy: `fn(values, given, replica, make)`, the outputs on one replica, instead of `make(given)`; with the values of
+            its inputs and outputs.
+        describe: the shape and the constant of the elements of a list that it makes.
+        attributes: `fn(call, output)`, attributes that its copy needs.
+        part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone.
+        draws: whether it draws random numbers, with a state of its kernel.
+        reads, writes: whether it reads or writes the variable that is its first input.
+        calls_python: whether it runs Python code.
+        effect: what it does, and what to do instead, for an error where it cannot run.
+        harmless: whether it has no effects, although TensorFlow says so.
+        fills: whether it makes samples from inputs that are the same on every replica.
+        keeps_order: whether it keeps all numbers in their order.
+        positions: whether it accepts positions from this replica's first sample; others get positions in the batch.
+        adds: whether it adds statistics of a replica, also where nothing says so.
+        keeps_stored: whether it makes parts of what replicas store from such parts.
+        scalar_scales: whether it keeps parts of a sum where the other inputs are scalars.
+        of_sizes: whether it only reads the shapes of its inputs.
+    """
+
+    terms: Callable[[Call], Terms] | None = None
+    label: Callable[[View], Ruling | None] | None = None
+    shape: Callable[[Call], Shapes | None] | None = None
+    linear: str | None = None
+    fixed: Sequence[int] = ()
+    scales: Callable[[Any], bool] = keeps_signs
+    keeps: Sequence[Label] = ()
+    passes: Sequence[Label] = ()
+    moves: int | None = None
+    numbers: Numbers | None = None
+    bounds: Bounds | None = None
+    progression: Callable[[Call, Shape], Progression | None] | None = None
+    asserts: Callable[[Call], dict[int, Interval]] | None = None
+    rewrite: Callable[[Call], Callable[..., Any] | None] | None = None
+    unchanged: Callable[[Call], bool] | None = None
+    copy: Callable[..., list[Any]] | None = None
+    describe: Callable[[Call], tuple[Shape, Any]] | None = None
+    attributes: Callable[[Call, Value], dict[str, Any]] | None = None
+    part: Callable[..., Any] | None = None
+    draws: bool = False
+    reads: bool = False
+    writes: bool = False
+    calls_python: bool = False
+    effect: tuple[str, str] | None = None
+    harmless: bool = False
+    fills: bool = False
+    keeps_order: bool = False
+    positions: bool = False
+    adds: bool = False
+    keeps_stored: bool = False
+    scalar_scales: bool = False
+    of_sizes: bool = False
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether it says more of labels than that inputs are gathered."""
+        return self.label is not None or self.terms is not None
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether it adds up parts of a sum, moves their numbers or reads their shapes."""
+        return self.linear == SUM or self.moves is not None or self.of_sizes
+
+    def find_ruling(self, view: View) -> Ruling:
+        """Return the labels that the operation needs and makes; whole inputs where a size or a label allows nothing else."""
+        data = self.moves or 0
+        if view.labels and view.labels[data] in (self.passes if self.moves is None else _PARTIAL):
+            return view.keep(view.labels[data], data)
+        try:
+            found = None if self.label is None else self.label(view)
+            if found is None and self.terms is not None:
+                linear = Linear(self.linear, self.fixed, self.scales, self.keeps)
+                found = label_terms(view, self.terms(view), linear)
+        except (Unknown, IndexError):
+            found = None
+        return view.gather() if found is None else found
+
+    def find_part(
+        self, call: Call, output: Value, want: Label, mesh: MeshAxis
+    ) -> Sequence[Label | None] | None:
+        """Return the labels of inputs with which the operation makes a part of its output alone; None: it cannot."""
+        try:
+            return None if self.part is None else self.part(call, output, want, mesh)
+        except Unknown:
+            return None
+
+    def find_shapes(self, call: Call) -> list[Shape]:
+        """Return the shape of each output on a single device, for every batch; that of a list is its elements'."""
+        try:
+            found = None if self.shape is None else self.shape(call)
+            if found is None and self.terms is not None:
+                found = find_shapes_of_terms(self.terms(call), call)
+        except (Unknown, IndexError, ValueError):
+            found = None
+        return [*(found or ()), *[None] * (call.count - len(found or ()))]
+
+
+NO_ROW = Row()
+ROWS: dict[str, Row] = {}
+"""By the type of an operation."""
+
+
+def add_rows(types: str, **fields: Any) -> None:
+    """Enter a row for each of these types."""
+    for name in types.split():
+        assert name not in ROWS, name
+        ROWS[name] = Row(**fields)
+
+
+def row_of(op: tf.Operation) -> Row:
+    """Return the row of an operation."""
+    return ROWS.get(op.type, NO_ROW)
+
+
+def find_numbers(call: Call, number: int) -> np.ndarray | None:
+    """Return the numbers of an output on a single device, for every batch; None where they are not known, or many."""
+    tensor, rule = call.op.outputs[number], row_of(call.op).numbers
+    if tensor.dtype not in _TRACKED or rule is None or (tensor.shape.num_elements() or 0) > MOST_ELEMENTS:
+        return None
+    try:
+        found = rule(call, number)
+    except (Unknown, IndexError, ValueError):  # NumPy's errors of what fails on a single device, too
+        return None
+    if found is None or found.size > MOST_ELEMENTS or not _fits(found, tensor.dtype):
+        return None
+    return None if found.size and all(each is None for each in found.flat) else found
+
+
+def _fits(numbers: np.ndarray, dtype: tf.DType) -> bool:
+    found = [
+        n for v in numbers.flat for n in (v.terms.values() if isinstance(v, Size) else [v]) if n is not None
+    ]
+    return dtype == tf.bool or all(dtype.min <= n <= dtype.max for n in found)
+
+
+def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
+    """Return the bounds of an output, or of the numbers that are `known` of it."""
+    dtype, rule = call.op.outputs[number].dtype, row_of(call.op).bounds
+    if dtype == tf.bool:
+        return 0, 1
+    if not (dtype.is_floating or dtype.is_integer or (dtype.is_complex and not call.values)):
+        return ANY
+    if known is not None and known.size:
+        return round_outwards(bounds_of_sizes(known, dtype), dtype)
+    return ANY if rule is None else round_outwards(rule(call), dtype)
+
+
+def find_progression(call: Call, number: int, shape: Shape) -> Progression | None:
+    """Return in which way an output counts the samples; None: in none."""
+    rule, around = row_of(call.op).progression, [*call.op.inputs[:1], call.op.outputs[number]]
+    followed = all(tensor.dtype in _TRACKED[:2] for tensor in around)
+    return None if rule is None or number or not followed else rule(call, shape)

@@ -1,0 +1,144 @@
+"""Operations on each sample alone: pictures, matrices, Fourier transforms, losses of classes."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..labels import is_sharded, sizes
+from ..sizes.size import broadcast_extent, is_open, quotient
+from ..sizes.size_arrays import Unknown, product
+from .call import Call, Ruling, Shapes, View, name_axes, shape_in
+from .row import add_rows, keeps_signs
+from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy
+from .terms import Linear, Terms, label_terms
+
+
+def of_each_sample(*batched: int, last: int | None = None, same: bool = False, infers: bool = False) -> Any:
+    """Return the terms of an operation on each sample alone.
+
+    Args:
+        batched: the numbers of the inputs that have samples; the others are used whole.
+        last: how many of their last axes it mixes; None: all but the first.
+        same: whether the outputs have the axes of the first of them, and not new ones after those of the samples.
+        infers: as for `Terms`.
+    """
+
+    def find_terms(call: Call) -> Terms:
+        count = 1 if last is None else max(call.rank(batched[0]) - last, 0)
+        used = count
+
+        def with_more(rank: int | None) -> str:
+            """Return the letters of the samples, and further ones."""
+            nonlocal used
+            if rank is None:
+                raise Unknown
+            used += max(rank - count, 0)
+            return name_axes(count) + name_axes(max(rank - count, 0), used - max(rank - count, 0))
+
+        terms = [with_more(call.rank(n)) if n in batched else None for n in range(len(call.values))]
+        mixed = name_axes(used - count, count)
+        made = [terms[batched[0]] if same else with_more(tensor.shape.rank) for tensor in call.op.outputs]
+        return Terms(terms, made, mixed, infers=infers)
+
+    return find_terms
+
+
+add_rows(
+    "Conv2D DepthwiseConv2dNative Conv3D Conv MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 ResizeBilinear ResizeBicubic "
+    "ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace ExtractImagePatches Dilation2D ResizeNearestNeighborGrad",
+    terms=of_each_sample(0, infers=True),
+)
+add_rows("ResizeBilinearGrad ResizeBicubicGrad", terms=of_each_sample(0, 1, infers=True))
+add_rows("LRN", terms=of_each_sample(0, same=True))
+add_rows("MaxPoolGrad MaxPool3DGrad LRNGrad", terms=of_each_sample(0, 1, 2, same=True))
+add_rows("AdjustContrastv2", terms=of_each_sample(0, last=3, same=True))
+add_rows("AdjustHue AdjustSaturation RGBToHSV HSVToRGB FFT IFFT", terms=of_each_sample(0, last=1, same=True))
+add_rows("MatrixInverse Cholesky FFT2D IFFT2D", terms=of_each_sample(0, last=2, same=True))
+add_rows("RFFT IRFFT", terms=of_each_sample(0, last=1))
+add_rows("MatrixDeterminant Qr MatrixDiagPartV3 Svd SelfAdjointEigV2 Lu", terms=of_each_sample(0, last=2))
+
+
+def _find_projected(call: Call) -> Terms:
+    of_each = is_open(call.shape(1)[0])  # a transform for each sample, or one for all
+    return of_each_sample(*((0, 1) if of_each else (0,)), infers=True)(call)
+
+
+add_rows("ImageProjectiveTransformV3", terms=_find_projected)
+
+
+def _find_solved(call: Call) -> Terms:
+    """Return the terms of a system of equations, whose columns are independent."""
+    lead = name_axes(call.rank() - 2)
+    if call.rank(1) != call.rank():
+        raise Unknown
+    return Terms([lead + "IJ", lead + "JK"], [lead + "JK"], "IJ", join=broadcast_extent)
+
+
+add_rows("MatrixSolve MatrixTriangularSolve", terms=_find_solved)
+
+
+def _find_normalized(call: Call) -> Terms:
+    names = name_axes(call.rank())
+    mixed = names if call.attr("is_training") else names[1:]
+    return Terms([names], [names, *[None] * (call.count - 1)], mixed)
+
+
+add_rows("FusedBatchNormV3", terms=_find_normalized)
+
+
+def _copy_entropy(
+    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
+) -> list[Any]:
+    """Return the outputs for labels that are broadcast; TensorFlow expects outputs of one sample otherwise."""
+    if values[0].shape != values[1].shape:
+        size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
+        given = [tf.broadcast_to(each, size) for each in given]
+    return make(given)
+
+
+def _find_dense_losses(call: Call) -> Terms:
+    return Terms(["ab", "ab"], ["a", "ab"], "b", join=broadcast_extent)
+
+
+def _find_sparse_losses(call: Call) -> Terms:
+    return Terms(["ab", "a"], ["a", "ab"], "b")
+
+
+_DENSE: Any = {"terms": _find_dense_losses, "rewrite": divide_dense_entropy, "copy": _copy_entropy}
+add_rows("SoftmaxCrossEntropyWithLogits", **_DENSE)
+add_rows("SparseSoftmaxCrossEntropyWithLogits", terms=_find_sparse_losses, rewrite=divide_sparse_entropy)
+add_rows("InTopKV2", terms=lambda call: Terms(["ab", "a"], ["a"], "b"), rewrite=divide_ranks)
+
+
+def _label_space_and_batch(view: View) -> Ruling:
+    label, to_batch = view.samples(), view.type == "SpaceToBatchND"
+    times = int(view.fixed(1).prod())  # the batch comes once for each place in a block
+    if label.axis != 0 or label.chosen or (not to_batch and label.blocks % times):
+        raise Unknown
+    return view.keep(label._replace(blocks=label.blocks * times if to_batch else label.blocks // times))
+
+
+def _find_blocks_of_batch(call: Call) -> Shapes:
+    first, times = call.shape()[0], int(call.fixed(1).prod())
+    first = product([first, times]) if call.type == "SpaceToBatchND" else quotient(first, times)
+    return [[first, *call.static()[1:]]]
+
+
+add_rows("SpaceToBatchND BatchToSpaceND", label=_label_space_and_batch, shape=_find_blocks_of_batch)
+
+
+def _grade_pictures(number: int) -> dict[str, Any]:
+    """Return a row of the gradient of pictures, whose sizes are the first input; `number` is that of the gradient."""
+
+    def label(view: View) -> Ruling:
+        wants, made = label_terms(view, of_each_sample(number)(view), Linear(None, (), keeps_signs, ()))
+        if not is_sharded(made[0]) or made[0].chosen:
+            raise Unknown
+        return [sizes(0), *wants[1:]], made
+
+    return {"label": label, "shape": shape_in(0)}
+
+
+add_rows("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2", **_grade_pictures(2))
+add_rows("AvgPoolGrad AvgPool3DGrad", **_grade_pictures(1))

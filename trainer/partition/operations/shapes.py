@@ -1,0 +1,253 @@
+"""Sizes, and operations that change the shape of a tensor or fill one."""
+
+from typing import Any
+
+import numpy as np
+
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..program import MeshAxis
+from ..sizes.intervals import keep_bounds
+from ..sizes.positions import keep_progression
+from ..sizes.size import Extent, at_most, is_open, quotient
+from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
+from .call import Call, Ruling, Shapes, View, Wants, name_axes, require, shape_in
+from .number_rules import add, move_elements, numbers_of
+from .row import MOST_ELEMENTS, add_rows
+from .shares import decide_gradient_axes
+from .terms import SUM, Terms
+
+
+def _label_sizes(view: View) -> Ruling:
+    made = []
+    for label in view.labels:
+        if not is_sharded(label) or view.type == "Rank":
+            made.append(REPLICATED)
+        elif view.type == "Size":
+            made.append(PARTIAL_SUM if label.chosen else sizes(0))
+        else:
+            made.append(sizes(label.axis, label.chosen))
+    return [None] * len(view.labels), made
+
+
+def _shape_numbers(call: Call, number: int) -> np.ndarray:
+    shape = call.shape(number)
+    found: Any = len(shape) if call.type == "Rank" else product(shape) if call.type == "Size" else shape
+    return as_sizes(found)
+
+
+def _find_rank(call: Call) -> Shapes:
+    return [[None if value.shape is None else len(value.shape)] for value in call.values]
+
+
+_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "positions": True, "of_sizes": True}
+add_rows("Shape ShapeN", shape=_find_rank, **_SIZES)
+add_rows("Size Rank", **_SIZES)
+
+
+def _reshape_label(label: Label, old: list[Extent], new: list[Extent], mesh: MeshAxis) -> Label:
+    """Return the label of a SHARDED tensor after a reshape; raise `Unknown` where its samples do not stay together."""
+    if not label.chosen and None not in old and None not in new:
+        outer: Extent = 1
+        for axis, extent in enumerate(new):
+            blocks = quotient(product([label.blocks, *old[: label.axis]]), outer)
+            if isinstance(blocks, int) and blocks and mesh.divides(extent, blocks):
+                return label._replace(axis=axis, blocks=blocks)
+            outer = product([outer, extent])
+        raise Unknown
+    if label.axis != 0 or not new or label.blocks > 1:
+        raise Unknown
+    if not label.chosen:
+        stays = mesh.divides(new[0])
+    elif any(map(is_open, new[1:])):
+        stays = None not in new[1:] and old[1:] == new[1:]
+    else:
+        inner = product(extent for extent in old[1:] if not is_open(extent))
+        stays = quotient(inner, product(new[1:]) or 1) is not None
+    return label if stays else require(None)
+
+
+def _label_reshape(view: View) -> Ruling:
+    label = view.samples()
+    if label.counts:
+        if label.axis or view.out_rank() != 1 or view.rank() != 1:
+            raise Unknown
+        return [None, sizes(0, label.chosen)], [label]
+    found = _reshape_label(label, view.shape(), view.out_shape(), view.mesh)
+    return [None, sizes(found.axis, found.chosen)], [found]
+
+
+def _find_reshaped(call: Call) -> Shapes:
+    shape, found = call.values[0].shape, call.constant(1).tolist()
+    if -1 in found and shape is not None:
+        rest = product(extent for extent in found if extent != -1)
+        found[found.index(-1)] = quotient(product(shape), rest) if rest != 0 else None
+    return [[None if extent == -1 else extent for extent in found]]
+
+
+def _has_shape(call: Call) -> bool:
+    """Return whether a reshape is to the shape that its input has; backward passes have many."""
+    shape = call.values[0].shape
+    same = shape is not None and None not in shape and shape == extents_of(call.values[1].constant)
+    if same:
+        call.op.inputs[0].set_shape(call.op.outputs[0].shape)
+    return same
+
+
+def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
+    return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
+
+
+_MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
+_KEEPS: Any = {**_MOVES, "progression": keep_progression, "keeps_order": True, "positions": True}
+add_rows(
+    "Reshape",
+    label=_label_reshape,
+    shape=_find_reshaped,
+    numbers=move_elements(lambda call, x, shape: x.reshape(shape)),
+    unchanged=_has_shape,
+    part=_part_of_reshape,
+    **_KEEPS,
+)
+
+
+def _find_expanded(call: Call) -> Terms:
+    names = name_axes(call.rank())
+    place = int(call.fixed(1).ravel()[0]) % (len(names) + 1)
+    return Terms([names], [names[:place] + "1" + names[place:]])
+
+
+_expand = move_elements(lambda call, x, axis: np.expand_dims(x, int(axis.ravel()[0])))
+add_rows("ExpandDims", terms=_find_expanded, numbers=_expand, **_KEEPS)
+
+
+def _find_squeezed(call: Call) -> Terms:
+    """Return the terms of a `Squeeze`; without a list of axes, an extent that may be 1 for some batch is not known."""
+    shape = call.shape()
+    dims = [dim % len(shape) for dim in call.attr("squeeze_dims")]
+    if not dims and not all(isinstance(extent, int) or at_most(2, extent) for extent in shape):
+        raise Unknown
+    dropped = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
+    term = "".join("1" if axis in dropped else name for axis, name in enumerate(name_axes(len(shape))))
+    return Terms([term], [term.replace("1", "")])
+
+
+def _name_squeezed(call: Call, output: Any) -> dict[str, Any]:
+    """Return the axes to drop: an axis of one sample on this replica stays."""
+    shape = call.values[0].shape
+    if call.attr("squeeze_dims") or not shape or output.shape is None:
+        return {}
+    return {"squeeze_dims": [axis for axis, extent in enumerate(shape) if extent == 1]}
+
+
+_squeeze = move_elements(lambda call, x: np.squeeze(x, tuple(call.attr("squeeze_dims")) or None))
+add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, numbers=_squeeze, **_KEEPS)
+
+
+def _find_transposed(call: Call) -> Terms:
+    names = name_axes(call.rank())
+    return Terms([names], ["".join(names[axis] for axis in call.axes(1))])
+
+
+_transpose = move_elements(lambda call, x, order: np.transpose(x, order))
+add_rows("Transpose", terms=_find_transposed, numbers=_transpose, positions=True, **_MOVES)
+
+
+def _label_filled(view: View, data: int, shape: int) -> Ruling:
+    """Label a tensor filled with the replicated input `data`: each replica makes the part of its samples.
+
+    `shape` is the number of the input with the shape, or with the repetitions of axes.
+    """
+    label = view.labels[shape]
+    wants: Wants = [REPLICATED] * len(view.labels)
+    given = view.values[data].shape
+    ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
+    if label.kind == "sizes" and label.chosen and ones:
+        wants[shape] = None
+        return wants, [label_sharded(label.axis, chosen=label.chosen)]
+    axis = view.samples_axis()
+    if axis is not None and given is not None and None not in view.out_shape():
+        inner = axis - (view.out_rank() - len(given))
+        if inner < 0 or given[inner] == 1:
+            wants[shape] = sizes(axis)
+            return wants, [label_sharded(axis)]
+    made = PARTIAL_SUM if view.labels[data] == PARTIAL_SUM else REPLICATED
+    wants[data] = made
+    return wants, [made]
+
+
+def _part_of_filled(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
+    first = call.shape()
+    shape = [1] * (len(output.shape) - len(first)) + first
+    return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
+
+
+def _label_tile(view: View) -> Ruling:
+    label = view.labels[0]
+    if not is_sharded(label):
+        return _label_filled(view, 0, 1)
+    count = view.constant(1)[label.axis]
+    if is_open(count) or (count != 1 and (label.blocks > 1 or label.chosen)):
+        raise Unknown
+    return view.keep(label._replace(blocks=label.blocks * count))
+
+
+def _find_tiled(call: Call) -> Shapes:
+    return [[product(pair) for pair in zip(call.shape(), call.constant(1).tolist())]]
+
+
+def _label_broadcast_to(view: View) -> Ruling:
+    label = view.labels[0]
+    if not is_sharded(label):
+        return _label_filled(view, 0, 1)
+    axis = label.axis + view.out_rank() - view.rank()
+    return [None, sizes(axis, label.chosen)], [label._replace(axis=axis)]
+
+
+def _fill_numbers(call: Call, number: int) -> np.ndarray:
+    extents = call.fixed(0)
+    if np.prod(extents) > MOST_ELEMENTS:
+        raise Unknown
+    return as_sizes(np.full(extents, numbers_of(call.values[1]).item()))
+
+
+def _label_fill(view: View) -> Ruling:
+    return _label_filled(view, 1, 0)
+
+
+_FILLS: Any = {"fills": True, "bounds": keep_bounds(), "part": _part_of_filled, "linear": SUM}
+add_rows("Tile", label=_label_tile, shape=_find_tiled, passes=[PARTIAL_SUM], **_FILLS)
+add_rows("BroadcastTo", label=_label_broadcast_to, shape=shape_in(1), **_FILLS)
+add_rows(
+    "Fill", label=_label_fill, shape=shape_in(0), numbers=_fill_numbers, bounds=keep_bounds(1), fills=True
+)
+add_rows("Empty", shape=shape_in(0), harmless=True)
+
+
+def _gradient_axes(call: Call, number: int) -> np.ndarray:
+    sums = [pair[number] for pair in broadcast_axes([numbers_of(value).tolist() for value in call.values])]
+    if None in sums:
+        raise Unknown
+    return as_sizes([axis for axis, is_summed in enumerate(sums) if is_summed])
+
+
+def find_sums(call: Call, number: int) -> tuple[bool | None, ...]:
+    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it; () elsewhere."""
+    shapes = [value.constant for value in call.values if value.constant is not None]
+    if call.type != "BroadcastGradientArgs" or len(shapes) < 2:
+        return ()
+    sums = zip(align(shapes), broadcast_axes(shapes))
+    return tuple(None if any(map(is_open, extents)) else pair[number] for extents, pair in sums)
+
+
+add_rows("BroadcastGradientArgs", numbers=_gradient_axes, rewrite=decide_gradient_axes)
+
+
+def _offset_numbers(call: Call, number: int) -> np.ndarray:
+    axis = int(call.fixed(0))
+    found = as_sizes(np.zeros(numbers_of(call.values[1]).shape, int).tolist())
+    for value in call.values[1 : number + 1]:
+        found[axis] = add(found[axis], numbers_of(value)[axis])
+    return found
+
+
+add_rows("ConcatOffset", numbers=_offset_numbers)
