@@ -177,18 +177,18 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         own = [(".__func__", value.__func__)] if isinstance(value, types.MethodType) else []
         return [(".__self__", value.__self__), *own]
     if isinstance(value, types.FunctionType):
-        return _parts_of_function(value) if _is_of_user(value.__module__) else ()
+        return _parts_of_function(value) if is_of_user(value.__module__) else ()
     if isinstance(value, tf.types.experimental.PolymorphicFunction):
         return [("", getattr(value, "python_function", None))]
     holds = hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
-    if holds and _is_of_user(type(value).__module__):
+    if holds and is_of_user(type(value).__module__):
         return [*((f".{name}", part) for name, part in sorted(vars(value).items())), *_methods(type(value))]
     return ()
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Any]]:
     for base in cls.__mro__:
-        if _is_of_user(base.__module__):
+        if is_of_user(base.__module__):
             for name, member in sorted(vars(base).items()):
                 member = getattr(member, "__func__", getattr(member, "fget", member))
                 if isinstance(member, types.FunctionType):
@@ -216,7 +216,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
             if any(end and end[0] in _DRAWING[kind] for end in ends):
                 yield f" {kind}", GLOBAL_GENERATORS[kind]
         elif isinstance(value, types.ModuleType):
-            if _is_of_user(value.__name__):
+            if is_of_user(value.__name__):
                 used = {end[0] for end in ends if end} & vars(value).keys()
                 yield from ((f" {name}.{each}", vars(value)[each]) for each in sorted(used))
         elif value is not None:
@@ -240,6 +240,6 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
             yield from _chains(constant)
 
 
-def _is_of_user(module: str | None) -> bool:
+def is_of_user(module: str | None) -> bool:
     """Return whether neither Python nor one of the libraries that are known defines it."""
     return (module or "").partition(".")[0] not in _LIBRARIES

@@ -14,7 +14,7 @@ from helpers import in_threads, next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
 from unisono.state.identity import described_values as content
-from unisono.state.identity.described_values import text_of_value
+from unisono.state.identity.described_functions import text_of_value
 from unisono.trainer.inputs import make_source
 
 

@@ -15,7 +15,8 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
-from ....state.identity.described_values import checksum, text_of_value
+from ....state.identity.described_functions import text_of_value
+from ....state.identity.described_values import checksum
 from ..batch import batch_spec, digest_of, is_dense
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
