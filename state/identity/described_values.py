@@ -71,9 +71,9 @@ def config_of(value: Any) -> dict[str, Any]:
 
 
 def _with_functions(value: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of `value` with its functions in place of Keras' texts, and with its class of the user's."""
+    """Return the configuration of `value` with its functions instead of Keras' texts, and with its class of the user's."""
     held, cls = getattr(value, "__dict__", {}), type(value)
-    inner = {layer.name: layer for layer in layers_within(value)}
+    inner = layers_within(value)
 
     def replaced(item: Any, found: Any = None) -> Any:
         if isinstance(item, list | tuple):
@@ -85,7 +85,15 @@ def _with_functions(value: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         settings = item.get("config")
         if not isinstance(settings, Mapping):
             return item
-        return {**item, "config": _with_functions(inner.get(settings.get("name"), found), settings)}
+        name, kind = (
+            settings.get("name"),
+            item.get("class_name"),
+        )  # a class without `get_config` has no name there
+        fits = (each for each in inner if each.name == name or (name is None and type(each).__name__ == kind))
+        if (layer := next(fits, None)) is not None:
+            inner.remove(layer)
+            found = layer
+        return {**item, "config": _with_functions(found, settings)}
 
     result = {key: replaced(item, held.get(key, held.get(f"_{key}"))) for key, item in config.items()}
     if is_of_user(cls.__module__):
