@@ -30,6 +30,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.ops import cond as cond_module
 from tensorflow.python.ops import random_ops_util
 from tensorflow.python.ops import while_loop as while_module
+from tensorflow.python.ops.script_ops import FuncRegistry
 from tensorflow.python.util import tf_stack
 
 from .shared_change import share_change
@@ -170,6 +171,11 @@ WRAPPED = (
         backend_core,
         "remat",
         "`keras.RematScope` in a graph, where TensorFlow's version takes no keyword arguments",
+    ),
+    Changed(
+        FuncRegistry,
+        "__call__",
+        "Python functions of a pipeline draw random numbers, which a backup must know; from its first backup on",
     ),
     Changed(
         TensorFlowTrainer,

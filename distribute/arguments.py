@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..compat.wrong_use import WrongUse
 from .environment import without_password
 
 _LONGEST = 120  # characters of a value in a message
@@ -87,7 +88,7 @@ def whole_number(
         found = None
     if found is None or found < least:
         allowed = "".join(f'"{word}" or ' for word in words) + ("None or " if optional else "")
-        raise ValueError(
+        raise WrongUse(
             f"`{name}` must be {allowed}a whole number of at least {least}. Received: {show(value)}"
         )
     return found
@@ -121,7 +122,7 @@ def number(
         limits += [f"of at most {most:g}"] if math.isfinite(most) else []
         limits += [] if below is None else [f"below {below:g}"]
         kind = ("None or " if optional else "") + ("a finite number" if finite and not limits else "a number")
-        raise ValueError(
+        raise WrongUse(
             f"`{name}` must be {' '.join([kind, ' and '.join(limits)]).strip()}. Received: {show(value)}"
         )
     return value
@@ -130,7 +131,7 @@ def number(
 def truth(name: str, value: Any) -> bool:
     """Return `value` as a bool if it is one, or 0 or 1; raise a ValueError otherwise, as a str such as "no" is true."""
     if not isinstance(value, bool | np.bool_ | int | np.integer) or value not in (0, 1):
-        raise ValueError(f"`{name}` must be True or False. Received: {show(value)}")
+        raise WrongUse(f"`{name}` must be True or False. Received: {show(value)}")
     return bool(value)
 
 
@@ -138,14 +139,14 @@ def one_of(name: str, value: Any, choices: Iterable[str]) -> str:
     """Return `value` if it is one of the strings `choices`; raise a ValueError otherwise."""
     if not isinstance(value, str) or value not in choices:
         *first, last = (f'"{choice}"' for choice in choices)
-        raise ValueError(f"`{name}` must be {', '.join(first)} or {last}. Received: {show(value)}")
+        raise WrongUse(f"`{name}` must be {', '.join(first)} or {last}. Received: {show(value)}")
     return value
 
 
 def function(name: str, value: Any, optional: bool = False) -> Any:
     """Return `value` if it can be called; raise a TypeError otherwise."""
     if not callable(value) and not (value is None and optional):
-        raise TypeError(f"`{name}` must be a function. Received: {show(value)}")
+        raise WrongUse(f"`{name}` must be a function. Received: {show(value)}")
     return value
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from ..compat.tensorflow_private.strategies import prepare_collectives
+from ..compat.wrong_use import WrongUse
 from .arguments import show
 from .replicas import all_reduce_sum_packed, from_carrier, num_replicas, to_carrier
 from .step_context import StepContext, current_step, note_collective, this_step
@@ -43,13 +44,13 @@ def gather(values: Any) -> Any:
         TensorShape([2, 3])
     """
     if values is None or isinstance(values, str | bytes):
-        raise TypeError(f"`values` must be tensors `(samples, ...)`. Received: {show(values)}")
+        raise WrongUse(f"`values` must be tensors `(samples, ...)`. Received: {show(values)}")
     if current_step() is not None:  # the program of one device
         return values
     if (context := tf.distribute.get_replica_context()) is None:
         if in_symbolic_scope():  # a model under construction has no samples
             return values
-        raise RuntimeError("`gather` was called outside `strategy.run`: call it inside.")
+        raise WrongUse("`gather` was called outside `strategy.run`: call it inside.")
     if num_replicas() == 1:
         return values
     first = next((leaf for leaf in keras.tree.flatten(values) if leaf is not None and leaf.shape.rank), None)
@@ -78,7 +79,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
         return None
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         if value.dtype.is_floating and not is_data:
-            raise TypeError(
+            raise WrongUse(
                 f"A {type(value).__name__} of floating point numbers cannot be gathered. Received: {value}. "
                 "Convert it to a dense tensor."
             )

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 import tensorflow as tf
 
 from ..compat.keras_private.layers import in_symbolic_scope
+from ..compat.wrong_use import WrongUse
 from .arguments import one_of, show, whole_number
 from .mesh import mesh_of
 from .replicas import all_reduce_sum
@@ -29,7 +30,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
         64
     """
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
-        raise TypeError(f"`strategy` must be a tf.distribute.Strategy or None. Received: {show(strategy)}")
+        raise WrongUse(f"`strategy` must be a tf.distribute.Strategy or None. Received: {show(strategy)}")
     return whole_number("per_replica", per_replica) * mesh_of(strategy).shape[0]
 
 
@@ -65,7 +66,7 @@ def global_mean(
     one_of("reduction", reduction, get_args(Reduction))
     replica = tf.distribute.get_replica_context() is not None
     if not (replica or in_symbolic_scope()):
-        raise RuntimeError("`global_mean` was called outside `strategy.run`: call it inside.")
+        raise WrongUse("`global_mean` was called outside `strategy.run`: call it inside.")
     values = numeric_tensor("values", values)
     if sample_weight is not None:
         sample_weight = numeric_tensor("sample_weight", sample_weight)
@@ -88,7 +89,7 @@ def numeric_tensor(name: str, value: Any) -> tf.Tensor:
         tensor = tf.convert_to_tensor(value)
         if tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool:
             return tensor
-    raise ValueError(f"`{name}` must be a tensor of numbers. Received: {show(value)}")
+    raise WrongUse(f"`{name}` must be a tensor of numbers. Received: {show(value)}")
 
 
 def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
@@ -106,7 +107,7 @@ def _fit_weights(sample_weight: Any, values: tf.Tensor) -> tf.Tensor:
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(
+        raise WrongUse(
             f"`sample_weight` of shape {tf.convert_to_tensor(sample_weight).shape} does not fit `values` "
             f"of shape {values.shape}: pass one weight for each sample, or one for each value."
         )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ..compat.patches import ACCUMULATING, replace_functions
 from ..compat.thread_context import ThreadContext
+from ..compat.wrong_use import WrongUse
 
 
 @dataclasses.dataclass
@@ -154,7 +155,7 @@ def draws_of(replica: StepContext) -> Iterator[None]:
 def this_step() -> StepContext:
     """Return the step that this thread computes, for code that is only ever called inside one."""
     if here.step is None:
-        raise RuntimeError("This function works only in a step of `fit`, `evaluate` or `predict`.")
+        raise WrongUse("This function works only in a step of `fit`, `evaluate` or `predict`.")
     return here.step
 
 

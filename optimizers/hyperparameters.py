@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private.optimizers import own_learning_rate
+from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import number, show, takes_arguments, truth, whole_number
 
 _number, _whole_number = (functools.partial(functools.partial, check) for check in (number, whole_number))
@@ -70,7 +71,7 @@ def with_checked_arguments(cls: type) -> Callable[..., None]:
             close = [_OTHER_NAMES.get(name, ""), *difflib.get_close_matches(name, known, 1, 0.6)]
             meant = next((each for each in close if each in known), None)
             fix = f"did you mean `{meant}`?" if meant else f"it takes {', '.join(known[1:])}."
-            raise ValueError(f"`{name}` ({show(kwargs[name])}) is not an argument of {cls.__name__}: {fix}")
+            raise WrongUse(f"`{name}` ({show(kwargs[name])}) is not an argument of {cls.__name__}: {fix}")
         try:
             arguments = signature.bind_partial(self, *args, **kwargs).arguments
         except TypeError:  # Python's own message says what is missing or too much
@@ -116,12 +117,12 @@ def check_learning_rate(rate: Any) -> None:
         return
     rate = rate[()] if isinstance(rate, np.ndarray) else rate
     if isinstance(rate, type):
-        raise ValueError(
+        raise WrongUse(
             f"`learning_rate` must be an instance: pass {rate.__name__}(...). Received: {show(rate)}"
         )
     if callable(rate) and not _is_tensor(rate):
         if not takes_arguments(rate, 0):
-            raise ValueError(
+            raise WrongUse(
                 "`learning_rate` must be a function without arguments; for a rate that depends on the step, pass a "
                 f"keras.optimizers.schedules.LearningRateSchedule. Received: {show(rate)}"
             )
@@ -134,12 +135,12 @@ def _check_schedule(schedule: Any) -> None:
     try:
         first = float(tf.convert_to_tensor(schedule(0)).numpy())
     except Exception as error:
-        raise ValueError(
+        raise WrongUse(
             f"`learning_rate` is a {type(schedule).__name__} that returns no number at the first step: check its arguments. "
             f"Received: {show(schedule.get_config())}"
         ) from error
     if not 0 <= first < float("inf"):
-        raise ValueError(
+        raise WrongUse(
             f"`learning_rate` must be a finite number of at least 0, but {type(schedule).__name__} returns {first} at "
             f"the first step. Received: {show(schedule.get_config())}"
         )

@@ -10,6 +10,7 @@ from ..compat.keras_private.optimizers import (
     find_wrapped_optimizers,
     index_of_optimizer,
 )
+from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show, takes_arguments
 from .adoption import adopt, register_class
 from .optimizer import Optimizer
@@ -32,7 +33,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
             and not isinstance(optimizer_map, type)
             and takes_arguments(optimizer_map, 1)
         ):
-            raise TypeError(
+            raise WrongUse(
                 "`optimizer_map` must be a keras.optimizers.OptimizerMap or a function from a variable to its optimizer. "
                 f"Received: {show(optimizer_map)}"
             )
@@ -46,7 +47,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
             super().build(variables)
         for inner in find_wrapped_optimizers(self):
             if inner.gradient_aggregator is not None:
-                raise ValueError(
+                raise WrongUse(
                     f"`gradient_aggregator` of {inner.name}, inside a MultiOptimizer, would never be called: gradients "
                     "are aggregated once for all. Pass it to the MultiOptimizer."
                 )
@@ -66,7 +67,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     @gradient_transformers.setter
     def gradient_transformers(self, stages: Any) -> None:
         if stages:
-            raise ValueError(
+            raise WrongUse(
                 "`gradient_transformers` belong to the optimizers inside a MultiOptimizer: pass them to those. "
                 f"Received: {stages!r}"
             )

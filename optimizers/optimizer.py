@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import call_count
 from ..compat.keras_private.variables import as_number
+from ..compat.wrong_use import WrongUse
 from ..distribute.moved_variables import move_into_scope, prepare_variables
 from ..distribute.parameter_servers.shards import colocate_creation, gradient
 from ..distribute.sharding.row_sharding import create_in_rows
@@ -210,12 +211,12 @@ class Optimizer(SavedState, ReplicaRule):
     ) -> Pairs:
         """Return the gradients of the scaled loss: what `apply_gradients` takes, and unscales. Arguments as `minimize`."""
         if tape is None and not callable(loss):
-            raise ValueError(
+            raise WrongUse(
                 "`tape` is missing: if `loss` is a tensor, pass the tf.GradientTape that recorded it, "
                 f"or pass a function that computes the loss. Received: loss={loss!r}"
             )
         if var_list is None:
-            raise ValueError("`var_list` is None: pass variables, such as `model.trainable_variables`.")
+            raise WrongUse("`var_list` is None: pass variables, such as `model.trainable_variables`.")
         recorder: Any = tape or tf.GradientTape()
         if callable(loss):
             with recorder:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.optimizers import trained_variables
 from ..compat.side_table import SideTable
+from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show, takes_arguments
 from .stages.call_options import current_options
 
@@ -19,13 +20,13 @@ GradsAndVars = Iterable[tuple[Any, Any]]
 def require_built(optimizer: Any, count: int) -> list[Any]:
     """Return the variables that an optimizer was built with; raise a ValueError if it was not, or not with `count`."""
     if not optimizer.built:
-        raise ValueError(
+        raise WrongUse(
             "`trainable_variables` is missing and the optimizer is not built: pass the variables, or call "
             "`optimizer.build(trainable_variables)` first."
         )
     variables = trained_variables(optimizer)
     if count != len(variables):
-        raise ValueError(
+        raise WrongUse(
             f"`grads` must have one gradient for each of the {len(variables)} variables that the optimizer was built "
             f"with. Received: {count}"
         )
@@ -40,10 +41,10 @@ def as_pairs(grads_and_vars: Any) -> Pairs:
     try:
         pairs = list(grads_and_vars)
     except TypeError as error:
-        raise ValueError(f"{_RULE}. Received: {show(grads_and_vars)}") from error
+        raise WrongUse(f"{_RULE}. Received: {show(grads_and_vars)}") from error
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"{_RULE}. Received: {show(pair)} in {show(pairs)}")
+            raise WrongUse(f"{_RULE}. Received: {show(pair)} in {show(pairs)}")
     return [(gradient, variable) for gradient, variable in pairs]
 
 
@@ -58,15 +59,15 @@ def check_pairs(grads_and_vars: Any) -> Pairs:
     pairs, seen = as_pairs(grads_and_vars), set()
     for gradient, variable in pairs:
         if isinstance(gradient, str) or not hasattr(variable, "shape") or isinstance(variable, tf.Tensor):
-            raise ValueError(f"{_RULE}. Received: {show(gradient)} with the variable {show(variable)}")
+            raise WrongUse(f"{_RULE}. Received: {show(gradient)} with the variable {show(variable)}")
         shape = getattr(gradient, "shape", None)
         if shape is not None and not _fits(variable, shape):
-            raise ValueError(
+            raise WrongUse(
                 f"`grads_and_vars` has a gradient of shape {tuple(shape)} for {name_of(variable)} of shape "
                 f"{tuple(variable.shape)}: pair each variable with its own gradient."
             )
         if id(variable) in seen:
-            raise ValueError(
+            raise WrongUse(
                 f"`grads_and_vars` contains the variable {name_of(variable)} twice: add its gradients up first."
             )
         seen.add(id(variable))
@@ -80,7 +81,7 @@ def skips_aggregation(
     if experimental_aggregate_gradients is None:
         return bool(skip_gradients_aggregation)
     if skip_gradients_aggregation and experimental_aggregate_gradients:
-        raise ValueError(
+        raise WrongUse(
             "`skip_gradients_aggregation=True` contradicts `experimental_aggregate_gradients=True`, the old argument "
             "with the opposite meaning: pass only one."
         )
@@ -90,11 +91,9 @@ def skips_aggregation(
 def check_stage(stage: Any, argument: str) -> None:
     """Raise a ValueError if `stage` cannot be a stage."""
     if isinstance(stage, type):
-        raise ValueError(
-            f"`{argument}` takes an instance: pass {stage.__name__}(...). Received: {show(stage)}"
-        )
+        raise WrongUse(f"`{argument}` takes an instance: pass {stage.__name__}(...). Received: {show(stage)}")
     if not callable(stage) or not takes_arguments(stage, 1):
-        raise ValueError(
+        raise WrongUse(
             f"`{argument}` takes functions from (gradient, variable) pairs to such pairs. Received: {show(stage)}"
         )
 
@@ -115,7 +114,7 @@ def with_gradients(optimizer: Any, pairs: Pairs) -> Pairs:
     """Return the pairs that have a gradient; the others are listed in one warning. Raise a ValueError if no pair has one."""
     missing = [name_of(v) for g, v in pairs if g is None]
     if len(missing) == len(pairs):
-        raise ValueError(
+        raise WrongUse(
             f"No gradients provided for any variable. Received: {missing}; "
             "compute the loss from these variables inside the tape."
         )
@@ -141,24 +140,24 @@ def same_variables(stage: Any, argument: str, before: Pairs, after: Any) -> Pair
     name = getattr(stage, "__name__", None) or type(stage).__name__
     rule = f"`{argument}`: {name} must return one (gradient, variable) pair for each pair that it gets"
     if after is None:
-        raise ValueError(f"{rule}. Received None: is a `return` missing?")
+        raise WrongUse(f"{rule}. Received None: is a `return` missing?")
     try:
         returned = [(g, v) for g, v in after]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{rule}. Received: {show(after)}") from error
+        raise WrongUse(f"{rule}. Received: {show(after)}") from error
     if len(returned) != len(before):
-        raise ValueError(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
+        raise WrongUse(f"{rule}. Given {len(before)} pairs, it returned {len(returned)}.")
     gradients, result = {id(v): g for g, v in returned}, []
     for _, variable in before:
         if id(variable) not in gradients:
             names = [name_of(v) for _, v in returned]
-            raise ValueError(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
+            raise WrongUse(f"{rule}. It lost the variable {name_of(variable)} and returned {names}.")
         if gradients[id(variable)] is None:
-            raise ValueError(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
+            raise WrongUse(f"{rule}. For the variable {name_of(variable)} it returned None as gradient.")
         gradient = as_gradient(gradients[id(variable)])
         sparse = isinstance(gradient, tf.IndexedSlices)
         if not sparse and not _fits(variable, gradient.shape):
-            raise ValueError(
+            raise WrongUse(
                 f"{rule}. For the variable {name_of(variable)} of shape {variable.shape} it returned "
                 f"a gradient of shape {gradient.shape}."
             )

@@ -2,44 +2,37 @@
 
 import collections
 import contextlib
-import dis
 import functools
 import json
+import pickle
 import random
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from ..compat.keras_private import seed_generators as private
 from ..compat.keras_private.variables import raw_value
+from ..distribute.workers.error_text import is_own_file
 
 # Where objects are not looked into: none of theirs holds what is not found otherwise.
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})
 _MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
 _MOST_VISITS = 100_000
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes, types.ModuleType, np.ndarray})
-_NO_HOLDERS = (type, types.ModuleType, tf.Tensor, np.ndarray)
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
+_NO_HOLDERS = (type, tf.Tensor, np.ndarray)
 
+WITH_VARIABLE = (tf.random.Generator, keras.random.SeedGenerator)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 GLOBAL_GENERATORS: dict[str, Any] = {
     "numpy.random": np.random.get_state.__self__,  # type: ignore[attr-defined]
     "random": random.getstate.__self__,  # type: ignore[attr-defined]
 }
 """NumPy's legacy generator and Python's, which are in every backup."""
-
-_DRAWING = {
-    name: frozenset(
-        each
-        for each in dir(module)
-        if each not in ("get_state", "getstate")
-        and getattr(getattr(module, each), "__self__", None) is GLOBAL_GENERATORS[name]
-    )
-    for name, module in (("numpy.random", np.random), ("random", random))
-}
 
 
 def capture(held: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +80,7 @@ def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any]
     if id(GLOBAL_GENERATORS["random"]) not in kept:
         random.setstate(_python_tuple(state["python"]))
     for name, text in state.get("held", {}).items():
-        if name in held and id(held[name]) not in kept:
+        if name in held and id(raw_value(getattr(held[name], "state", held[name]))) not in kept:
             set_from_text(held[name], text)
 
 
@@ -100,13 +93,19 @@ def _python_tuple(state: dict[str, Any]) -> tuple[Any, ...]:
     return state["version"], tuple(int(word) for word in state["words"]), state["gauss"]
 
 
-def text_of(generator: Any) -> str:
-    """Return the state of a generator of NumPy or Python."""
+def mark_of(generator: Any) -> bytes:
+    """Return the state of a generator, which is equal as long as nothing draws from it."""
     if isinstance(generator, random.Random):
-        return json.dumps(generator.getstate())
+        return pickle.dumps(generator.getstate())
+    if isinstance(generator, WITH_VARIABLE):
+        return pickle.dumps(tf.convert_to_tensor(generator.state).numpy())
     legacy = isinstance(generator, np.random.RandomState)
-    state = generator.get_state(legacy=False) if legacy else generator.bit_generator.state
-    return json.dumps(state, default=lambda value: value.tolist())
+    return pickle.dumps(generator.get_state(legacy=False) if legacy else generator.bit_generator.state)
+
+
+def text_of(generator: Any, mark: bytes | None = None) -> str:
+    """Return the state of a generator as text, or an earlier one, of which `mark_of` has returned the `mark`."""
+    return json.dumps(pickle.loads(mark or mark_of(generator)), default=lambda value: value.tolist())
 
 
 def set_from_text(generator: Any, text: str) -> None:
@@ -116,6 +115,8 @@ def set_from_text(generator: Any, text: str) -> None:
         if isinstance(generator, random.Random):
             version, words, gauss = state
             generator.setstate((version, tuple(words), gauss))
+        elif isinstance(generator, WITH_VARIABLE):
+            generator.state.assign(tf.constant(state, generator.state.dtype))
         elif isinstance(generator, np.random.RandomState):
             generator.set_state(_with_arrays(state))
         else:
@@ -130,11 +131,16 @@ def _with_arrays(state: Any) -> Any:
     return np.asarray(state, np.uint64) if isinstance(state, list) else state
 
 
+def name_each(generators: Iterable[Any]) -> dict[str, Any]:
+    """Return the generators of `BackupAndRestore(generators=)` by name."""
+    return {f"generators[{i}]": each for i, each in enumerate(generators)}
+
+
 def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     """Return NumPy's and Python's generators that `roots` reach, by the way to each, the same in every process.
 
-    The user's own objects are followed: functions with their closures and the globals that they name, objects with
-    their attributes and methods. Libraries are not. A global one that a function draws from is found under its name.
+    The user's own objects are followed: functions with their closures, defaults and modules, whatever they use there, and
+    objects with their attributes and methods. Libraries are not.
     """
     known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
     return {
@@ -159,6 +165,9 @@ def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[
         seen[id(value)] = value
         if leaf:
             yield path, value
+        if isinstance(value, dict) and "__builtins__" in value:  # of a module: one path, whatever led here
+            names = sorted(name for name in value if not name.startswith("__"))
+            path, parts = str(value["__name__"]), [(f".{name}", value[name]) for name in names]
         waiting += [(f"{path}{name}", part) for name, part in parts[::-1] if type(part) not in _PLAIN]
 
 
@@ -177,18 +186,20 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         own = [(".__func__", value.__func__)] if isinstance(value, types.MethodType) else []
         return [(".__self__", value.__self__), *own]
     if isinstance(value, types.FunctionType):
-        return _parts_of_function(value) if _is_of_user(value.__module__) else ()
+        return _parts_of_function(value) if is_of_user(value.__module__) else ()
+    if isinstance(value, types.ModuleType):
+        return [("", vars(value))] if is_own_file(getattr(value, "__file__", None) or "<frozen") else ()
     if isinstance(value, tf.types.experimental.PolymorphicFunction):
         return [("", getattr(value, "python_function", None))]
     holds = hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
-    if holds and _is_of_user(type(value).__module__):
+    if holds and is_of_user(type(value).__module__):
         return [*((f".{name}", part) for name, part in sorted(vars(value).items())), *_methods(type(value))]
     return ()
 
 
 def _methods(cls: type) -> Iterator[tuple[str, Any]]:
     for base in cls.__mro__:
-        if _is_of_user(base.__module__):
+        if is_of_user(base.__module__):
             for name, member in sorted(vars(base).items()):
                 member = getattr(member, "__func__", getattr(member, "fget", member))
                 if isinstance(member, types.FunctionType):
@@ -205,41 +216,10 @@ def find_closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f" {name}", value) for name, value in find_closed_over(function))
     yield " defaults", (function.__defaults__, function.__kwdefaults__)
-    chains = list(_chains(function.__code__))
-    for name in sorted({chain[0] for chain in chains}):
-        value = function.__globals__.get(name, sys.modules.get(name) if name in ("numpy", "random") else None)
-        ends = {chain[1:] for chain in chains if chain[0] == name}
-        if value is np or value is np.random or value is random:
-            kind = "random" if value is random else "numpy.random"
-            if value is np:
-                ends = {end[1:] for end in ends if end[:1] == ("random",)}
-            if any(end and end[0] in _DRAWING[kind] for end in ends):
-                yield f" {kind}", GLOBAL_GENERATORS[kind]
-        elif isinstance(value, types.ModuleType):
-            if _is_of_user(value.__name__):
-                used = {end[0] for end in ends if end} & vars(value).keys()
-                yield from ((f" {name}.{each}", vars(value)[each]) for each in sorted(used))
-        elif value is not None:
-            yield f" {name}", value
+    if is_own_file(function.__code__.co_filename):
+        yield "", function.__globals__
 
 
-def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Name with the attributes that follow them, such as `("np", "random", "rand")`."""
-    chain: tuple[str, ...] = ()
-    for each in dis.get_instructions(code):
-        if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            chain = (*chain, each.argval)
-        elif each.opname.startswith("LOAD_") and isinstance(each.argval, str):
-            if chain:
-                yield chain
-            chain = (each.argval,)
-    if chain:
-        yield chain
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _chains(constant)
-
-
-def _is_of_user(module: str | None) -> bool:
+def is_of_user(module: str | None) -> bool:
     """Return whether neither Python nor one of the libraries that are known defines it."""
     return (module or "").partition(".")[0] not in _LIBRARIES

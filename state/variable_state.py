@@ -14,7 +14,7 @@ from ..distribute.replicas import copies_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..distribute.workers.agreement import spans_workers
 from ..optimizers.building import optimizers_of
-from .random_state import find_reached
+from .random_state import WITH_VARIABLE, find_reached
 from .trained_model import TrainedModel
 
 
@@ -34,7 +34,7 @@ def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[An
 
     The groups are "model" (weights, other layer state, seed generators), "optimizer" (its state, loss scale, accumulators,
     averages, iterations, learning rate; of each that the model holds), "metrics" (empty unless wanted), and "other"
-    (variables and generators that layers hold in custom objects, or that custom functions name).
+    (variables and generators that layers hold in custom objects, or in modules of custom functions).
     """
     seen: set[int] = set()
 
@@ -51,8 +51,8 @@ def variables_of(model: TrainedModel, metrics: bool = True) -> dict[str, list[An
         "optimizer": new(v for each in optimizers_of(model) for v in each.variables),
         "metrics": new(model.metrics_variables if metrics else ()),
         "other": new(
-            found.state if isinstance(found, _GENERATORS) else found
-            for _, found in find_reached(find_held(model), (tf.Variable, keras.Variable, *_GENERATORS))
+            found.state if isinstance(found, WITH_VARIABLE) else found
+            for _, found in find_reached(find_held(model), (tf.Variable, keras.Variable, *WITH_VARIABLE))
         ),
     }
 
@@ -126,9 +126,6 @@ def spread(saved: Any, num_copies: int, value: Any, variable: Any = None) -> Seq
         mean: Any = sum(arrays[1:], start=arrays[0]) / len(arrays)
         return [mean.astype(arrays[0].dtype)] * num_copies
     return [arrays[0]] * num_copies
-
-
-_GENERATORS = (tf.random.Generator, keras.random.SeedGenerator)
 
 
 def find_held(model: TrainedModel) -> dict[str, Any]:

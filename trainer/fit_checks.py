@@ -15,6 +15,7 @@ from ..compat.keras_private.layers import find_captures, layers_of
 from ..compat.keras_private.training import overrides_compute_loss, strategy_of
 from ..compat.keras_private.variables import raw_value, was_left
 from ..compat.tensorflow_private.strategies import prepare_collectives
+from ..compat.wrong_use import WrongUse
 from ..distribute import keras_distribution
 from ..distribute.arguments import number, show, truth, whole_number
 from ..distribute.environment import ELASTIC
@@ -227,12 +228,12 @@ def check_logs(logs: Any, step: str, text: bool = True) -> Any:
     rule = f"`{step}` must return a dict from names to scalars, such as {{'loss': loss}}"
     if not isinstance(logs, Mapping):
         hint = ": is a `return` missing?" if logs is None else ""
-        raise TypeError(f"{rule}. Received: {show(logs)}{hint}")
+        raise WrongUse(f"{rule}. Received: {show(logs)}{hint}")
     for name, value in logs.items():
         if isinstance(value, Mapping):
             check_logs(value, step, text)
         elif not _is_log(value, text):
-            raise TypeError(f"{rule}. Received: {show(value)} as {name!r}")
+            raise WrongUse(f"{rule}. Received: {show(value)} as {name!r}")
     return logs
 
 

@@ -18,6 +18,7 @@ from ..compat.keras_private.seed_generators import thread_state
 from ..compat.keras_private.training import makes_variables_late
 from ..compat.tensorflow_graphs.graphs import control_status_ctx, convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
+from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show
 from ..distribute.gathering import gather_for_step
 from ..distribute.mesh import combine_in_groups, mesh_of, this_replica
@@ -86,12 +87,12 @@ def replica_step(fn: Function) -> Function:
         >>> loss = strategy.reduce("SUM", strategy.run(train_step, args=(x, y)), axis=None)
     """
     if isinstance(fn, tf.types.experimental.PolymorphicFunction):
-        raise TypeError(
+        raise WrongUse(
             f"`replica_step` takes a Python function. Received: {fn!r}. Put `tf.function` around the function that calls "
             "`strategy.run`."
         )
     if not callable(fn):
-        raise TypeError(f"`fn`: `replica_step` takes a function. Received: {show(fn)}")
+        raise WrongUse(f"`fn`: `replica_step` takes a function. Received: {show(fn)}")
     partitioned = _partition(fn)
     check = functools.cache(functools.partial(check_launched_alone, ()))
 
@@ -99,12 +100,12 @@ def replica_step(fn: Function) -> Function:
     def on_replica(*args: Any, **kwargs: Any) -> Any:
         context = tf.distribute.get_replica_context()
         if context is None:
-            raise RuntimeError(
+            raise WrongUse(
                 "A function that `replica_step` has wrapped was called outside `strategy.run`: pass it to `strategy.run`."
             )
         check(context.strategy)
         if current_step() is not None:
-            raise RuntimeError(
+            raise WrongUse(
                 "A function that `replica_step` has wrapped was called in a step of `fit`, which is exact by itself, "
                 "or in another such function: wrap only the outermost one."
             )

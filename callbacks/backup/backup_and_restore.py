@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,18 @@ from ...distribute.arguments import show, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
+from ...state.random_state import GENERATORS, WITH_VARIABLE
 from ...state.trained_model import FitState
 from ..custom_loop import CustomLoopSupport
 from ..spool import after_uploads
 from . import snapshot as fit_snapshot
+from .exactness import ExactnessCheck
 from .files import shard_files
 from .files.background import BackgroundWriter
 from .files.container import report_damage
 from .files.owner import FolderOwner
 from .files.store import BackupStore, Found, backup_directory
-from .resuming import announce, build_optimizer, on_all_workers, warn_if_inexact, warn_of_own_states
+from .resuming import announce, build_optimizer, on_all_workers
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, stop
 
 
@@ -53,6 +55,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             at the next step at which the callback is called, or at the end of `fit` at the latest.
         identity: text that tells this run from others where Unisono cannot, such as a version of your data or code; a backup
             with a different text belongs to a different run.
+        generators: random generators of NumPy, Python, TensorFlow or Keras that other modules hold, so that nothing leads
+            to them.
         backup_dir: Keras' name for `directory`.
         double_checkpoint: Keras' name: True is `keep=2`, False `keep=1`.
         delete_checkpoint: Keras' name for `delete_when_done`.
@@ -87,6 +91,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         background: bool = True,
         *,
         identity: str | None = None,
+        generators: Sequence[Any] = (),
         backup_dir: str | os.PathLike | None = None,
         double_checkpoint: bool | None = None,
         delete_checkpoint: bool | None = None,
@@ -104,6 +109,14 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if not isinstance(identity, str | None):
             raise ValueError(f"`identity` must be None or a str. Received: {show(identity)}")
         self.declared = identity
+        kinds = (*GENERATORS, *WITH_VARIABLE)
+        if not isinstance(generators, list | tuple) or not all(
+            isinstance(each, kinds) for each in generators
+        ):
+            raise ValueError(
+                f"`generators` must be a list of random generators. Received: {show(generators)}"
+            )
+        self.generators = list(generators)
         self.stall_seconds = 0.0
         self.saves = 0
         self.initial_epoch = self.initial_step = 0
@@ -131,10 +144,11 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             build_optimizer(self.model, self._scope())
         self.stall_seconds, self.saves = 0.0, 0
         self._steps_before_epoch = self._saved_at_step = 0
+        self._exactness = ExactnessCheck(self.model, fit_state)
         self._identity = identity_of(self.model, fit_state, self.declared)
         self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self.directory, self._open))
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
-        warn_if_inexact(self.model, fit_state)
+        self._exactness.check()
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
@@ -281,8 +295,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         begin = self._clock()
         fit_state = self._fit_state()
         self._writer.settle()
-        if not self.saves and self._in_fit:
-            warn_of_own_states(self.model)
+        self._exactness.check()
         content, summary = fit_snapshot.capture(
             self.model, fit_state, epoch, step, self._buffers, self._identity, self._before_validation
         )

@@ -1,30 +1,18 @@
 """How all workers resume from one backup, and warnings where a resumed run could not have the same bits."""
 
 import functools
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...compat.keras_private.variables import raw_value
-from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
-from ...distribute.hardware.devices import is_gpu
-from ...distribute.replicas import copies_of
 from ...distribute.workers.agreement import gather_json, place_among_workers
-from ...state.random_state import find_generators
 from ...state.trained_model import FitState, TrainedModel
-from ...state.variable_state import find_held, variables_of
+from ...state.variable_state import variables_of
 from ..safe_file import SaveError
-from .callback_state import name_callbacks
 from .files.container import BackupMismatchError, NewerFormatError
 from .files.shard_files import own_are_enough
 from .files.store import Found, read_checked
 
-_ONE_WAY = (
-    "The training data comes from a Python generator, which cannot be rewound: a resumed run draws from a new "
-    "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
-    "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
-)
 # Those that every worker raises if the chief does; any other OSError is a SaveError elsewhere.
 _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
@@ -89,85 +77,4 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
     print(
         f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
         flush=True,
-    )
-
-
-def warn_if_inexact(model: TrainedModel, fit_state: FitState) -> None:
-    """Warn of the first reason why this training cannot be resumed exactly, if there is one."""
-    validation = _why_inexact(fit_state.validation) or ""
-    reasons = (
-        _why_inexact(fit_state.source),
-        validation.replace("x is", "validation_data is", 1),
-        _cut(fit_state.validation),
-        _explain_shared_generator(model, fit_state),
-        _adds_in_any_order(model),
-    )
-    if found := next(filter(None, reasons), None):
-        warnings.warn(found, stacklevel=2)
-
-
-def warn_of_own_states(model: TrainedModel) -> None:
-    """Warn where the steps, which have been compiled, draw from random operations that nothing can save."""
-    graph = getattr(model.train_function, "graph", lambda: None)()
-    names = [] if graph is None else find_drawing_operations(graph)
-    if names:
-        warnings.warn(
-            f"A resumed run cannot be exact, because TensorFlow cannot save the state of a random operation ({names[0]}): "
-            "draw with keras.random and a SeedGenerator, or from a tf.random.Generator.",
-            stacklevel=2,
-        )
-
-
-def _adds_in_any_order(model: TrainedModel) -> str | None:
-    """Return the warning if the model is on a GPU, whose kernels add in varying order."""
-    on_gpu = any(is_gpu(getattr(copies_of(v)[0], "device", "")) for v in model.weights[:1])
-    if operations_are_deterministic() or not on_gpu:
-        return None
-    return (
-        "Some operations add in a different order each time on a GPU: a resumed run cannot be exact; call "
-        "tf.config.experimental.enable_op_determinism() before you create the model."
-    )
-
-
-def _why_inexact(source: Any) -> str | None:
-    if source is None:
-        return None
-    return getattr(source, "inexact", None) if getattr(source, "rewinds", True) else _ONE_WAY
-
-
-def _cut(validation: Any) -> str | None:
-    """Return the warning if every validation pass leaves a pipeline that has drawn further than it was read."""
-    steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
-    if steps is None:
-        return None
-    return (
-        f"validation_data is a tf.data pipeline that draws from a generator, and validation_steps ({steps}) ends each pass "
-        "while it is read ahead: a resumed run cannot be exact; use Dataset.take instead of validation_steps."
-    )
-
-
-def _explain_shared_generator(model: TrainedModel, fit_state: FitState) -> str | None:
-    """Return the warning if an input and something else draw from one generator."""
-    inputs = [("x", fit_state.source), ("validation_data", fit_state.validation)]
-    owners = [(n, {id(raw_value(each)) for each in getattr(source, "owned", ())}) for n, source in inputs]
-    if not any(owned for _, owned in owners):
-        return None
-    callbacks = name_callbacks(fit_state.callbacks)
-    variables = {v.name: v for group in variables_of(model).values() for v in group if v.name is not None}
-    drawn_by_model = {**find_generators(find_held(model)), **variables}
-    users = [("the model", drawn_by_model), ("a callback", find_generators(callbacks))]
-    both = [("x", "validation_data", "one generator")] * bool(owners[0][1] & owners[1][1])
-    shared = [
-        (place, user, name)
-        for place, owned in owners
-        for user, drawn in users
-        for name, each in drawn.items()
-        if id(raw_value(each)) in owned
-    ]
-    if not (found := shared + both):
-        return None
-    place, user, name = found[0]
-    return (
-        f"{place} and {user} draw from the same random numbers ({name}), in an order that depends on how far the input is "
-        "read ahead: a resumed run cannot be exact; use a separate generator for each."
     )

@@ -24,6 +24,7 @@ from keras.src.utils import traceback_utils
 from keras.src.utils.python_utils import pythonify_logs
 
 from ..shared_change import share_attribute
+from ..wrong_use import WrongUse
 from . import private_method
 from .functional import find_known_outputs
 
@@ -96,7 +97,7 @@ def compute_loss(model: Any, *args: Any, **kwargs: Any) -> Any:
     loss = model._compute_loss(*args, **kwargs)
     if loss is None or isinstance(loss, str | bytes) or (isinstance(loss, list | tuple | dict) and not loss):
         hint = ": is a `return` missing?" if loss is None else ""
-        raise TypeError(f"`compute_loss` must return the loss, a scalar tensor. Received: {loss!r}{hint}")
+        raise WrongUse(f"`compute_loss` must return the loss, a scalar tensor. Received: {loss!r}{hint}")
     return loss
 
 

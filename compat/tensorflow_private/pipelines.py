@@ -1,12 +1,14 @@
 """The effect of the transformations of a `tf.data.Dataset` on its position."""
 
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import DatasetV2
 from tensorflow.python.ops.script_ops import _py_funcs
 
+from ..patches import wrap
 from ..tensorflow_graphs.graphs import draws, nodes_of
 
 PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -40,7 +42,8 @@ class Transformation(NamedTuple):
 
     name: str
     operations: frozenset[str]
-    python: tuple[Callable[..., Any], ...]  # the Python functions that it calls
+    tokens: tuple[str, ...]  # of the Python functions that it calls, in creation order
+    python: tuple[Callable[..., Any], ...]  # these functions
     variables: tuple[tf.Variable, ...]  # that its functions use
     unseeded: bool  # it draws from a seed that differs in every process
     over_shuffle: bool  # an earlier transformation changes the order in every pass
@@ -100,9 +103,8 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
         variables += graph.variables
     # In creation order: the order of a graph's functions differs in every process.
     tokens = {node.attr["token"].s for node in nodes if node.op in PYTHON_CALLS}
-    called = [
-        each for token in sorted(tokens, key=lambda t: (len(t), t)) for each in python_functions_of(token)
-    ]
+    tokens = sorted(tokens, key=lambda token: (len(token), token))
+    called = [each for token in tokens for each in python_functions_of(token)]
     python = {id(function): function for function in called}.values()
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
@@ -111,6 +113,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
     yield Transformation(
         type(dataset).__name__,
         frozenset(node.op for node in nodes),
+        tuple(token.decode() for token in tokens),
         tuple(python),
         tuple(variables),
         unseeded,
@@ -162,3 +165,26 @@ def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
         owner = getattr(cell.cell_contents, "__self__", None)
         if isinstance(owner, DatasetV2._GeneratorState):
             yield owner._generator
+
+
+class Watch(Protocol):
+    """What makes the calls of Python functions."""
+
+    def note_call(self, token: str, call: Callable[[], Any]) -> Any:
+        """Return the result of `call`."""
+
+
+_WATCHES: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
+
+
+def watch_python_calls(tokens: tuple[str, ...], watch: Watch) -> None:
+    """Make the calls of these Python functions through `watch`, as long as it exists."""
+    _WATCHES.update(dict.fromkeys(tokens, watch))
+    wrap("__call__", _call_watched)
+
+
+def _call_watched(original: Callable[..., Any], registry: Any, token: str, *arguments: Any) -> Any:
+    watch = _WATCHES.get(token)
+    if watch is None:
+        return original(registry, token, *arguments)
+    return watch.note_call(token, lambda: original(registry, token, *arguments))

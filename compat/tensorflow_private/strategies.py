@@ -20,6 +20,7 @@ from tensorflow.python.ops.collective_ops import all_to_all_v2
 
 from ..shared_change import share_attribute
 from ..thread_context import tracing
+from ..wrong_use import WrongUse
 
 __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
 
@@ -67,7 +68,7 @@ def prepare_collectives(strategy: Any) -> None:
         return
     way, devices = getattr(strategy.extended, "_cross_device_ops", None), strategy.extended.worker_devices
     if isinstance(way, tf.distribute.HierarchicalCopyAllReduce) and len(devices) % 2:
-        raise ValueError(
+        raise WrongUse(
             f"cross_device_ops=HierarchicalCopyAllReduce() adds two halves of the devices, and so leaves out the last of "
             f"{len(devices)}: pass an even number of devices, or leave out `cross_device_ops`."
         )

@@ -19,6 +19,7 @@ from ...compat.keras_private.variables import (
     raw_value,
 )
 from ...compat.tensorflow_private.valueless_variables import record_as_read, variable_without_value
+from ...compat.wrong_use import WrongUse
 from ..mesh import FLAT, Layout, OnMesh, flat_layout, from_rows, mesh_of
 from ..replicas import copies_of, in_replica_context, local_copy, local_replica_index
 from ..step_context import here
@@ -108,7 +109,7 @@ class ShardedValue(VariableStandIn):
     def _is_on_replica(self) -> bool:
         on_replica = in_replica_context() and tf.distribute.has_strategy()
         if on_replica and not self.is_flat:
-            raise ValueError(
+            raise WrongUse(
                 f"{self.name!r} is divided over a mesh, and was read or written in `strategy.run`: do that in a step of "
                 "`fit`, `evaluate` or `predict` of a `unisono.Model` (`unisono.adopt(model)` converts a plain Keras model), "
                 "in a function that `unisono.replica_step` wraps, or outside."
@@ -149,7 +150,7 @@ class ShardedWeight(ShardedValue):
         return value
 
     def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError(
+        raise WrongUse(
             f"The weight {self.name!r} is sharded, so the model cannot be exported: save it with "
             "`model.save(path)`, load it outside the strategy's scope, and export the loaded model."
         )

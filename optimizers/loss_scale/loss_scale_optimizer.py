@@ -14,6 +14,7 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
 )
 from ...compat.keras_private.serialization import save_under_keras_name
+from ...compat.wrong_use import WrongUse
 from ...distribute.arguments import show
 from ...distribute.replicas import in_replica_context, local_copy, once_per_copy
 from ...distribute.sharding.sharded_value import own_copy
@@ -82,9 +83,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer, Optimizer):
         **kwargs: Any,
     ) -> None:
         if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(f"`inner_optimizer` must be a Keras optimizer, not {show(inner_optimizer)}.")
+            raise WrongUse(f"`inner_optimizer` must be a Keras optimizer, not {show(inner_optimizer)}.")
         if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer):
-            raise TypeError("`inner_optimizer` scales the loss itself: pass the optimizer inside it.")
+            raise WrongUse("`inner_optimizer` scales the loss itself: pass the optimizer inside it.")
         initial_scale, rule = make_rule(initial_scale, dynamic_growth_steps, min_scale, max_scale)
         super().__init__(adopt(inner_optimizer), initial_scale, dynamic_growth_steps, name, **kwargs)
         self._begin(rule)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ...compat.wrong_use import WrongUse
 from ...distribute.arguments import show, whole_number
 
 GROWTH = 2.0
@@ -79,7 +80,7 @@ def make_rule(
     high = max(CEILING, initial) if max_scale is None else positive_scale("max_scale", max_scale)
     growth_steps = whole_number("dynamic_growth_steps", growth_steps)
     if not low <= initial <= high:
-        raise ValueError(
+        raise WrongUse(
             f"`initial_scale` ({initial:g}) must be between `min_scale` ({low:g}) and `max_scale` ({high:g}): "
             "change the limit or the scale."
         )
@@ -89,12 +90,12 @@ def make_rule(
 def positive_scale(name: str, value: Any) -> float:
     """Return `value` as a float if it is a number that is positive and finite in float32."""
     if isinstance(value, bool | str) or not hasattr(value, "__float__") or np.ndim(value):
-        raise TypeError(
+        raise WrongUse(
             f"`{name}` must be a positive number. Received: {show(value)} of type {type(value).__name__}"
         )
     number = float(value)
     if not 0 < number <= 2.0**127 * (2 - 2.0**-23):
-        raise ValueError(
+        raise WrongUse(
             f"`{name}` must be positive and finite in float32, such as 2.0**15. Received: {show(value)}"
         )
     return number

@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ...compat.wrong_use import WrongUse
 from ...distribute.replicas import in_replica_context, local_replica_index, num_replicas, of_first_replica
 from ...distribute.step_context import NOT_AGGREGATED, current_step
 from .. import optimizer_checks
@@ -40,7 +41,7 @@ def aggregate_alone(
         if error is not None:
             raise error
     if not on_replica:
-        raise RuntimeError(
+        raise WrongUse(
             "`aggregate_gradients` was called outside `strategy.run`: call it inside, in replica context."
         )
     given = optimizer_checks.check_pairs(grads_and_vars)
@@ -65,7 +66,7 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
         return pairs, options
     if not options.skip_aggregation:
         if not all(memory[id(v)].applied or memory[id(v)].given() is g for g, v in known):
-            raise ValueError(
+            raise WrongUse(
                 f"`apply_gradients` received gradients of {_names(known)} that differ from those passed to "
                 "`aggregate_gradients`: aggregate these too, and pass `skip_gradients_aggregation=True` with the result."
             )
@@ -74,13 +75,13 @@ def after_aggregation(optimizer: Any, pairs: Pairs, options: CallOptions) -> tup
         return pairs, options
     others = [v for g, v in pairs if g is not None and id(v) not in memory]
     if others:
-        raise ValueError(
+        raise WrongUse(
             f"`apply_gradients` received gradients of {_names(known)}, which `aggregate_gradients` aggregated, and of "
             f"{[optimizer_checks.name_of(v) for v in others]}, which it did not: pass all of them to `aggregate_gradients`."
         )
     again = [(g, v) for g, v in known if memory[id(v)].applied]
     if again:
-        raise ValueError(
+        raise WrongUse(
             f"The gradients of {_names(again)} were aggregated once and are applied twice: "
             "call `aggregate_gradients` before each `apply_gradients(..., skip_gradients_aggregation=True)`."
         )

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.thread_context import ThreadContext
+from ...compat.wrong_use import WrongUse
 from ...distribute.step_context import current_step
 
 
@@ -95,7 +96,7 @@ def updates_so_far() -> Any:
         >>> optimizer = unisono.optimizers.SGD(0.1, gradient_transformers=[fade])
     """
     if not _call.counts:
-        raise RuntimeError("`updates_so_far` was called outside a gradient transformer: call it inside one.")
+        raise WrongUse("`updates_so_far` was called outside a gradient transformer: call it inside one.")
     return _call.counts[0]
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.optimizers import overwritten_by_gradient, state_of, trained_variables
 from ...compat.keras_private.variables import raw_value
+from ...compat.wrong_use import WrongUse
 from ...distribute.mesh import FLAT, Layout, Mesh, flat_layout, from_rows, mesh_of
 from ...distribute.replicas import local_copy, num_replicas
 from ...distribute.sharding.collectives import all_gather, own_part_of_slices
@@ -137,7 +138,7 @@ def check_parts(optimizer: Any, variables: Sequence[Any]) -> None:
         found.append("`gradient_aggregator`")
     if found:
         divided = [f"{v.path!r} of shape {tuple(v.shape)}" for v in variables if layout_of(v) is not None]
-        raise ValueError(
+        raise WrongUse(
             f"The mesh {mesh_of()} divides weights{f' ({divided[0]})' if divided else ''}, which does not work with "
             f"{', '.join(found)}. Leave it out, or use a mesh that divides only the batch."
         )

@@ -18,6 +18,7 @@ from ...compat.keras_private.optimizers import (
     variable_key,
 )
 from ...compat.keras_private.variables import direct_writes, raw_value, with_shapes
+from ...compat.wrong_use import WrongUse
 from ...distribute.mesh import FLAT, mesh_of, to_rows
 from ...distribute.replicas import function_of_its_own, num_replicas
 from ...distribute.sharding.collectives import reduce_scatter
@@ -95,7 +96,7 @@ def aggregate_shards(optimizer: Any, pairs: Pairs, options: CallOptions) -> Pair
     flat = level_of() is not None
     scattered = [flat and not (stays_whole(g, v) or id(v) in options.summed) for g, v in pairs]
     if any(scattered) and mesh_of().divides_weights:
-        raise ValueError(
+        raise WrongUse(
             f"An optimizer whose state is divided over the mesh {mesh_of()} was called in `strategy.run`: call it in a "
             "step of `fit`, or in a function that `unisono.replica_step` wraps."
         )

@@ -1,13 +1,8 @@
 """The settings of a model, an optimizer, a loss or a function, as JSON values that can be compared."""
 
-import base64
-import functools
 import hashlib
-import inspect
 import json
-import marshal
 import re
-import types
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,14 +14,12 @@ import tensorflow as tf
 from ...compat.keras_private.layers import layers_within
 from ...compat.keras_private.training import compile_config
 from ...optimizers.building import optimizers_of
-from ..random_state import find_closed_over
+from ..random_state import is_of_user
+from .described_functions import CODE, FUNCTIONS, VALUES, describe_code, describe_function, digest
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
-_CODE = " code "  # and a checksum of the compiled code, which differs between versions of Python
-_VALUES = " values "  # and a checksum of those that a function is bound to
 
 
 def settings_of(model: Any) -> dict[str, Any]:
@@ -51,27 +44,68 @@ def plain(value: Any) -> Any:
         return _plain_mapping(value)
     if isinstance(value, list | tuple):
         items = [plain(item) for item in value]
-        return items if len(items) <= _MOST_ITEMS else _digest(json.dumps(items).encode())
+        return items if len(items) <= _MOST_ITEMS else digest(json.dumps(items).encode())
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if np.isfinite(value) else repr(value)
     if isinstance(value, np.generic | np.ndarray):
         return plain(value.tolist())
-    if isinstance(value, _FUNCTIONS):
-        return _function(value)
+    if isinstance(value, FUNCTIONS):
+        return describe_function(value)
     if hasattr(value, "get_config"):
         return {"class": type(value).__name__, **plain(config_of(value))}
-    return getattr(value, "__qualname__", type(value).__qualname__)
+    cls = value if isinstance(value, type) else type(value)
+    return getattr(value, "__qualname__", cls.__qualname__) + (
+        describe_code(cls) if is_of_user(cls.__module__) else ""
+    )
 
 
 def config_of(value: Any) -> dict[str, Any]:
-    """Return `value.get_config()`; empty if it has none, or that fails."""
+    """Return `value.get_config()`, with the functions themselves; empty if it has none, or that fails."""
     try:
         config = value.get_config()
     except Exception:  # a custom class may have none, and training does not need it
-        return {}
-    return dict(config) if isinstance(config, Mapping) else {}
+        config = {}
+    return _with_functions(value, dict(config) if isinstance(config, Mapping) else {})
+
+
+def _with_functions(value: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of `value` with its functions instead of Keras' texts, and with its class of the user's."""
+    held, cls = getattr(value, "__dict__", {}), type(value)
+    inner = layers_within(value)
+
+    def replaced(item: Any, found: Any = None) -> Any:
+        if isinstance(item, list | tuple):
+            return [replaced(each) for each in item]
+        if not isinstance(item, Mapping):
+            return item
+        if isinstance(found, FUNCTIONS):
+            return found if item.get("class_name") == "__lambda__" else {**item, "code": found}
+        settings = item.get("config")
+        if not isinstance(settings, Mapping):
+            return item
+        name, kind = (
+            settings.get("name"),
+            item.get("class_name"),
+        )  # a class without `get_config` has no name there
+        fits = (each for each in inner if each.name == name or (name is None and type(each).__name__ == kind))
+        if (layer := next(fits, None)) is not None:
+            inner.remove(layer)
+            found = layer
+        return {**item, "config": _with_functions(found, settings)}
+
+    result = {key: replaced(item, held.get(key, held.get(f"_{key}"))) for key, item in config.items()}
+    if is_of_user(cls.__module__):
+        own = {
+            key: each for key, each in held.items() if isinstance(each, FUNCTIONS) and not hasattr(cls, key)
+        }
+        result = {
+            **own,
+            **result,
+            "source": [describe_code(base) for base in cls.__mro__ if is_of_user(base.__module__)],
+        }
+    return result
 
 
 def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
@@ -92,7 +126,7 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
             yield from differences(item, old, new, same_versions)
         return
     if isinstance(saved, str) and isinstance(now, str) and not same_versions:
-        saved, now = saved.partition(_CODE)[0], now.partition(_CODE)[0]
+        saved, now = (re.split(f"{CODE}|{VALUES}", text)[0] for text in (saved, now))
     if saved != now:
         yield f"{what}: {_show(saved)} in the backup, {_show(now)} now"
 
@@ -133,7 +167,7 @@ def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
 
 def _plain_mapping(value: Mapping[Any, Any]) -> Any:
     if value.get("class_name") == "__lambda__":
-        return _lambda(value)
+        return "<lambda>"
     result = {}
     for key, item in value.items():
         if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):
@@ -143,74 +177,6 @@ def _plain_mapping(value: Mapping[Any, Any]) -> Any:
     if "class_name" in result and isinstance(result.get("config"), Mapping):
         result = {"class": result.pop("class_name"), **result.pop("config"), **result}
     return result
-
-
-def _lambda(value: Mapping[str, Any]) -> Any:
-    """Return a function that Keras has turned into text, with its file and line: only what it computes counts."""
-    config = value.get("config")
-    packed = config.get("value", config.get("code")) if isinstance(config, Mapping) else None
-    packed, *bound = packed if isinstance(packed, list | tuple) and packed else [packed]
-    try:
-        code = marshal.loads(base64.b64decode(packed))  # of this process  # type: ignore[arg-type]
-        return f"<lambda>{_CODE}{_digest(_code(code))}{_values(bound, ())}"
-    except (ValueError, TypeError, EOFError):
-        return "<lambda>"
-
-
-def _function(value: Any, outer: tuple[Any, ...] = ()) -> str:
-    """Return the name and compiled code of a function, and the values of its defaults and of what it closes over."""
-    if isinstance(value, functools.partial):
-        return f"partial{_values([value.func, value.args, *sorted(value.keywords.items())], outer)}"
-    value = inspect.unwrap(value)
-    function = getattr(value, "__func__", value)
-    cells = [value for _, value in find_closed_over(function)]
-    defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
-    text = f"{value.__qualname__}{_CODE}{_digest(_code(function.__code__))}"
-    return text + _values([*cells, *defaults], (*outer, function))
-
-
-def _values(bound: Any, outer: tuple[Any, ...]) -> str:
-    """Return a checksum of values; of those that a function may change in use, such as lists, only the type counts."""
-    texts = [text_of_value(each, outer) for each in bound]
-    return f"{_VALUES}{_digest(json.dumps(texts).encode())}"
-
-
-def text_of_value(value: Any, outer: tuple[Any, ...] = ()) -> str:
-    """Return a value that a function uses as text, the same in every process; of what may change, only the type."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    if isinstance(value, tuple | frozenset):
-        texts = [text_of_value(each, outer) for each in value]
-        return f"{type(value).__name__} {texts if isinstance(value, tuple) else sorted(texts)}"
-    eager = isinstance(value, tf.Tensor) and hasattr(value, "numpy")
-    if eager or isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            return f"{array.shape} {array.tolist()!r}"
-        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return f"{array.dtype}{array.shape} {_digest(content.data)}"
-    if any(value is each for each in outer):
-        return "itself"
-    if isinstance(value, _FUNCTIONS):
-        return _function(value, outer)
-    if isinstance(value, type | types.ModuleType):
-        return value.__name__
-    return f"a {type(value).__qualname__}"
-
-
-def _code(code: types.CodeType) -> bytes:
-    """Return what a function computes, without where it is written."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else _constant(c).encode() for c in code.co_consts]
-    return b"\0".join([code.co_code, repr(code.co_names).encode(), *constants])
-
-
-def _constant(value: Any) -> str:
-    """Return a constant as text; a set is sorted, because its order differs between processes."""
-    return f"set {sorted(map(repr, value))}" if isinstance(value, frozenset) else repr(value)
-
-
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def _show(value: Any) -> str:

@@ -5,10 +5,10 @@ name               value                                           a difference 
 =================  ==============================================  =============================================
 declared           `BackupAndRestore(identity=)`                   you say that it is another run
 model variables    name, shape and dtype of each                   another architecture: values have no place
-settings           configurations, functions by code and values    other layers, update rules or losses
+settings           configurations, functions by source and values  other layers, update rules or losses
 seeds              those set before the first step                 another order, other random numbers
 data, validation   checksums of samples and pipelines, sizes       other batches
-versions           of Keras, TensorFlow and Python                 that checksums of code may differ: no difference
+versions           of Keras, TensorFlow, Python and these sums     that checksums of code may differ: no difference
 =================  ==============================================  =============================================
 
 `docs/design/0004-backups.md` lists what may differ in a resumed run.
@@ -50,6 +50,7 @@ def identity(model: TrainedModel, fit_state: FitState, declared: str | None = No
             "keras": keras.__version__,
             "tensorflow": tf.__version__,
             "python": ".".join(platform.python_version_tuple()[:2]),
+            "functions": "by source",  # backups without it have checksums of compiled code
         },
     }
 

@@ -7,7 +7,10 @@ import tensorflow as tf
 from helpers import assert_close, mirrored
 
 import unisono
+from unisono.trainer.partition import conversions, labels
 from unisono.trainer.partition.steps import traced_step
+
+pytestmark = [pytest.mark.falls_back, pytest.mark.filterwarnings("default")]
 
 X = np.random.default_rng(1).normal(size=(12, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -37,7 +40,6 @@ def weights(replicas, model_class=CountsSamples):
     return [v.numpy() for v in model.variables]
 
 
-@pytest.mark.filterwarnings("default")
 def test_code_that_needs_a_known_batch_size_runs_on_one_replica_and_its_line_is_named():
     expected = weights(1)
     with pytest.warns(UserWarning, match=r"raises TypeError: .*raised in test_trace_errors.py:\d+"):
@@ -52,7 +54,6 @@ class MisusesLibrary(unisono.Sequential):
         unisono.distribute.simulate_devices(-data[0].shape[0] if data[0].shape[0] else 0)
 
 
-@pytest.mark.filterwarnings("default")
 def test_error_that_the_library_raises_for_a_wrong_argument_is_the_users():
     with pytest.warns(UserWarning, match="raised in test_trace_errors.py") as found:
         with pytest.raises(ValueError, match="Received: -4"):
@@ -65,14 +66,12 @@ class Fails(unisono.Sequential):
         raise KeyError("mine")
 
 
-@pytest.mark.filterwarnings("default")
 def test_error_that_the_whole_step_raises_too_is_raised_unchanged():
     with pytest.warns(UserWarning, match="KeyError: 'mine', raised in test_trace_errors.py"):
         with pytest.raises(KeyError, match="mine"):
             weights(2, Fails)
 
 
-@pytest.mark.filterwarnings("default")
 def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypatch):
     expected = weights(1, unisono.Sequential)
 
@@ -83,6 +82,32 @@ def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypa
     with pytest.warns(UserWarning, match="ZeroDivisionError: of a rule .*bug in Unisono: please report"):
         found = weights(2, unisono.Sequential)
     assert_close(found, expected, 1e-6, "variables")
+
+
+class BreaksLibrary(unisono.Sequential):
+    """The library fails in a place where it raises nothing on purpose."""
+
+    def train_step(self, data):
+        if data[0].shape[0] is None:
+            conversions.local(None, labels.REPLICATED, labels.REPLICATED, None)
+        return super().train_step(data)
+
+
+def test_error_that_the_library_raises_without_a_purpose_is_a_bug():
+    with pytest.warns(
+        UserWarning, match=r"AssertionError: .* \(conversions.py:.*bug in Unisono: please report"
+    ):
+        weights(2, BreaksLibrary)
+
+
+@pytest.mark.parametrize("model_class", [CountsSamples, Fails])
+def test_fallback_to_one_replica_is_an_error_where_that_is_asked_for(model_class, monkeypatch):
+    monkeypatch.setenv("UNISONO_STRICT", "1")
+    with pytest.raises(RuntimeError, match=r"runs on one replica, .* UNISONO_STRICT=1 makes this an error"):
+        weights(2, model_class)
+    monkeypatch.setattr(traced_step, "partition_graph", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        weights(2, unisono.Sequential)
 
 
 class EmptyColumns(unisono.Sequential):

@@ -48,6 +48,7 @@ def test_padded_batches_of_any_size_match_one_device(size):
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.falls_back
 def test_one_sample_for_all_others_runs_on_one_replica_with_a_warning():
     one = tf.data.Dataset.from_tensors(P).repeat(2)
     batches = tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X).batch(5), one)

@@ -239,6 +239,7 @@ BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), L
     ids=["OfBoxes", "Ranks"],
 )
 @pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.falls_back
 def test_step_with_ragged_or_sparse_data_runs_on_one_replica(make, data, replicas):
     reason = "ragged and sparse inputs are not partitioned"
     assert_parity(make, replicas, reason, loss=None, **data)
@@ -260,6 +261,7 @@ def test_eager_custom_step_matches_one_device(name):
     ids=["Python code", "branch"],
 )
 @pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.falls_back
 def test_step_that_cannot_be_partitioned_runs_on_one_replica_and_says_why(make, reason, replicas):
     assert_parity(make, replicas, reason)
 

@@ -446,6 +446,7 @@ class LogsText(Base):
 @pytest.mark.parametrize(
     ("replicas", "kind"), [(1, "graph"), (2, "graph"), (3, "graph"), (2, "eager"), (3, "whole")]
 )
+@pytest.mark.falls_back
 def test_text_in_logs_is_that_of_one_device(replicas, kind):
     def history(home, eager):
         keras.utils.set_random_seed(1)

@@ -164,6 +164,7 @@ def results(case, replicas, as_dataset, eager):
 
 @pytest.mark.short("scalars and two outputs", "ragged, functional", "lookup")
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.falls_back
 def test_structure_gives_the_results_of_one_device(case):
     right = results(case, 1, as_dataset=False, eager=True)
     in_graph = case in ("sparse", "ragged", "text", "scalars and two outputs", "int8")  # as a dataset

@@ -1,7 +1,9 @@
 """Fits whose input draws from generators of layers, callbacks and the program, stopped and resumed in this process."""
 
 import functools
+import sys
 import time
+import types
 
 import keras
 import numpy as np
@@ -12,7 +14,7 @@ from helpers import resumed
 
 import unisono
 from unisono import callbacks
-from unisono.callbacks.backup import resuming
+from unisono.callbacks.backup import exactness
 
 
 def slowly_from_numpy():
@@ -94,7 +96,12 @@ def test_generator_that_input_and_callback_draw_from_is_named(tmp_path):
     in_any_order = {"validation_data": validation.with_options(options)}
     ends_early = {"validation_data": resumed_inputs.numpy_in_py_function(), "validation_steps": 3}
     for data, others, given, message in (
-        (x, [Sharing(shared)], {}, r"x and a callback draw from the same random numbers .* cannot be exact"),
+        (
+            x,
+            [Sharing(shared)],
+            {},
+            r"x and something else draw from the same random numbers .* cannot be exact",
+        ),
         (
             resumed_inputs.shuffled(),
             [],
@@ -118,6 +125,40 @@ class Sharing(keras.callbacks.Callback):
         super().__init__()
         self.rng = rng
 
+    def on_train_batch_end(self, batch, logs=None):
+        self.rng.normal()
+
+
+class Hidden(keras.layers.Layer):
+    """Draws, in each step, from a generator that only another module holds."""
+
+    def call(self, x):
+        draw = lambda: np.float32(sys.modules["hidden"].rng.normal())  # noqa: E731
+        return x + tf.ensure_shape(tf.numpy_function(draw, [], tf.float32), [])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_generator_that_another_module_hides_is_restored_if_it_is_named_and_else_warned_of(
+    named, tmp_path, monkeypatch, recwarn
+):
+    def trained(*extra):
+        resumed_inputs.fresh()
+        hidden = types.ModuleType("hidden")
+        hidden.rng = np.random.default_rng(7)
+        monkeypatch.setitem(sys.modules, "hidden", hidden)
+        model = unisono.Sequential([keras.Input((3,)), Hidden(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+        for each in extra:
+            each.generators = [hidden.rng] if named else []
+        x = resumed_inputs.rows()
+        model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=list(extra))
+        return [weight.tobytes() for weight in model.get_weights()]
+
+    expected = trained()
+    assert (resumed(trained, tmp_path, 4) == expected) == named
+    said = [str(each.message) for each in recwarn if "cannot be exact" in str(each.message)]
+    assert bool(said) != named and all("Generator (hidden.rng) that is in no backup" in each for each in said)
+
 
 def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
     drawing = keras.layers.Lambda(lambda x: x + tf.random.uniform([]))
@@ -132,8 +173,8 @@ def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
 def test_backup_on_a_gpu_warns_unless_operations_are_deterministic(
     tmp_path, monkeypatch, recwarn, deterministic
 ):
-    monkeypatch.setattr(resuming, "is_gpu", lambda device: "CPU" in device)
-    monkeypatch.setattr(resuming, "operations_are_deterministic", lambda: deterministic)
+    monkeypatch.setattr(exactness, "is_gpu", lambda device: "CPU" in device)
+    monkeypatch.setattr(exactness, "operations_are_deterministic", lambda: deterministic)
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((4, 2), "float32")

@@ -62,8 +62,7 @@ NEIGHBOURS = {
         "compat/tensorflow_private/tf_data.py _wait_for_ends",
     ],
     "resumed fit": [
-        "callbacks/backup/resuming.py warn_if_inexact",
-        "callbacks/backup/resuming.py warn_of_own_states",
+        "callbacks/backup/exactness.py check",
         "callbacks/backup/backup_and_restore.py _resume",
         "callbacks/backup/backup_and_restore.py on_fit_exit",
         "callbacks/backup/callback_state.py _set_csv_state",

@@ -268,6 +268,7 @@ def trained(program, home, run_eagerly=False):
     "scatter", "python", "written before", "own state", "merge on one", "queue", "merge and run"
 )
 @pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.falls_back
 def test_step_that_writes_or_updates_in_a_branch_equals_one_device(program):
     (one, _), (three, said) = trained(program, None), trained(program, mirrored(3))
     assert_close(three, one, TOLERANCE)
@@ -311,6 +312,7 @@ def test_learning_rate_written_in_a_step_holds_for_the_update_after_it():
     assert_close(weights(unisono.Sequential), weights(keras.Sequential), TOLERANCE)
 
 
+@pytest.mark.falls_back
 def test_plain_variable_from_outside_of_the_scope_is_written_once():
     count = tf.Variable(0.0, dtype=tf.float64)
 
@@ -330,6 +332,7 @@ def test_plain_variable_from_outside_of_the_scope_is_written_once():
 
 @pytest.mark.filterwarnings("ignore:.*runs on one replica")
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.falls_back
 def test_step_on_one_replica_reads_the_sum_of_the_copies_of_a_variable(eager):
     """TensorFlow divides what is assigned outside of replicas by their number, so no copy has the value."""
 
@@ -358,6 +361,7 @@ def test_step_on_one_replica_reads_the_sum_of_the_copies_of_a_variable(eager):
     assert_close(state(mirrored(3)), state(None), TOLERANCE)
 
 
+@pytest.mark.falls_back
 def test_optimizer_in_a_branch_with_sharded_state_says_what_to_do():
     home = unisono.distribute.sharded(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), level="optimizer")
     with home.scope():
@@ -371,6 +375,7 @@ def test_optimizer_in_a_branch_with_sharded_state_says_what_to_do():
         model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.falls_back
 def test_text_variable_of_a_step_on_one_replica_is_named():
     def step(model, x, y, loss, gradients, outputs):
         tf.numpy_function(lambda loss: None, [loss], [])
@@ -405,6 +410,7 @@ def test_copies_of_a_plain_variable_are_equal_after_sums_of_many_terms():
         del PROGRAMS["sums"]
 
 
+@pytest.mark.falls_back
 def test_predict_step_and_test_step_that_count_write_every_copy():
     class Counting(Net):
         def predict_step(self, data):

@@ -3,6 +3,7 @@
 import functools
 import json
 import random
+import sys
 
 import keras
 import numpy as np
@@ -31,49 +32,40 @@ class Holder:
         return OF_THE_MODULE.normal()
 
 
-class Plain:
-    def draw(self):
-        return np.random.default_rng(3).normal()
-
-
 def closure(generator):
     return lambda: generator.normal()
 
 
-def draws_globally(size):
-    def within():
-        return np.random.rand(size) + random.gauss(0, 1)
-
-    return within()
-
-
-def finds_module():
-    import random
-
-    return random.random()
+def draws_nothing():
+    return 1
 
 
 OWN = np.random.default_rng(2)
+OF_THIS_MODULE = [OWN, OF_THE_MODULE, NUMPY, PYTHON]
 
 
-@pytest.mark.parametrize(
-    ("root", "expected"),
-    [
+def programs():
+    """Roots with the generators that they lead to, one of which no module holds."""
+    local = np.random.default_rng(3)
+    return [
         ({"a": [1, {"b": OWN}]}, [OWN]),
-        (Holder(rng=OWN), [OWN, OF_THE_MODULE]),
-        (Holder(rng=OWN).draw, [OWN, OF_THE_MODULE]),
-        (closure(OWN), [OWN]),
-        (functools.partial(closure(OWN), 3), [OWN]),
+        (Holder(rng=local), [local, *OF_THIS_MODULE]),
+        (Holder(rng=local).draw, [local, *OF_THIS_MODULE]),
+        (closure(local), [local, *OF_THIS_MODULE]),
+        (functools.partial(closure(local), 3), [local, *OF_THIS_MODULE]),
+        (lambda x=local: x, [local, *OF_THIS_MODULE]),
+        (tf.function(closure(local)), [local, *OF_THIS_MODULE]),
+        (draws_nothing, OF_THIS_MODULE),
+        (sys.modules[__name__], OF_THIS_MODULE),
         (OWN.normal, [OWN]),
-        (draws_globally, [NUMPY, PYTHON]),
         (np.random.rand, [NUMPY]),
-        (finds_module, [PYTHON]),
-        (Plain(), []),
         (random.SystemRandom(), []),
-        (tf.function(closure(OWN)), [OWN]),
         (keras.layers.Dense(1), []),
-    ],
-)
+        (np, []),
+    ]
+
+
+@pytest.mark.parametrize(("root", "expected"), programs())
 def test_generators_are_found(root, expected):
     found = find_generators({"root": root})
     assert {id(each) for each in found.values()} == {id(each) for each in expected}
@@ -86,7 +78,8 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     circle = Holder(rng=OWN)
     circle.itself = [circle]
     large = Holder(words=list(range(20_000)), more=circle)
-    assert [leaf for _, leaf in find_reached({"": large}, (np.random.Generator,))] == [OWN, OF_THE_MODULE]
+    found = list(find_reached({"": large}, (np.random.Generator,)))
+    assert found == [(".more.rng", OWN), (f"{__name__}.OF_THE_MODULE", OF_THE_MODULE)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from helpers import in_threads, next_batch
 
 from unisono.compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
 from unisono.state.identity import described_values as content
-from unisono.state.identity.described_values import text_of_value
+from unisono.state.identity.described_functions import text_of_value
 from unisono.trainer.inputs import make_source
 
 
@@ -32,8 +32,11 @@ def identity(*arguments, **named):
 
 
 def inexact(x):
-    """Why this input cannot be resumed exactly."""
+    """Why this input cannot be resumed exactly, known after its first batches."""
     with contextlib.closing(make_source(x)) as source:
+        source.watch()
+        source.begin_epoch(0)
+        next_batch(source)
         return source.inexact
 
 
@@ -259,7 +262,9 @@ def batches(source, epochs, first=0, step=0):
 def again(name, **named):
     """The source of an input as in a new process."""
     resumed_inputs.fresh()
-    return make_source(resumed_inputs.INPUTS[name](), **named)
+    source = make_source(resumed_inputs.INPUTS[name](), **named)
+    source.watch()
+    return source
 
 
 # Inputs without an exact resume, and a part of the reason.
@@ -296,13 +301,12 @@ INEXACT = {
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     """At positions within and between three epochs, each time in an input built again, as in another process."""
     source = again(name, shuffle=False)
+    expected, positions = batches(source, 3)
+    source.close()
     assert (source.inexact is None) == (name not in INEXACT), source.inexact
     if source.inexact is not None:
         assert INEXACT[name] in source.inexact
-        source.close()
         return
-    expected, positions = batches(source, 3)
-    source.close()
     steps = len(expected) // 3
     assert len(positions) == len(expected) > 6
     for number in (1, steps - 1, steps + 2, 2 * steps + 1):
@@ -385,7 +389,7 @@ def test_numpy_and_random_numbers_of_tensorflow_in_one_function_are_no_random_nu
             lambda r: r + np.float32(1) * tf.random.stateless_normal([3], [1, 2]), [row], tf.float32
         )
 
-    dataset = tf.data.Dataset.from_tensors(np.ones(3)).map(call, num_parallel_calls=2).batch(1)
+    dataset = tf.data.Dataset.from_tensors(np.ones(3, "float32")).map(call, num_parallel_calls=2).batch(1)
     assert inexact(dataset) is None
 
 

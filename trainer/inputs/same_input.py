@@ -19,7 +19,8 @@ from ...compat.tensorflow_private.dataset_graph import (
 from ...compat.tensorflow_private.pipelines import in_any_order, transformations
 from ...distribute.workers.agreement import exchange, gather_json, place_among_workers, spans_workers
 from ...distribute.workers.peer_monitor import SAME_EVERYWHERE
-from ...state.identity.described_values import checksum, text_of_value
+from ...state.identity.described_functions import text_of_value
+from ...state.identity.described_values import checksum
 from ...state.random_state import find_reached
 from .sources.source import Source
 

@@ -4,6 +4,8 @@ import dataclasses
 import random
 from typing import Any
 
+import keras
+
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...compat.keras_private.training import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
@@ -61,6 +63,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             x, y, sample_weight, a.overfit_batches, batch_size, steps
         )
         steps, shuffle = None, False
+    named = [each for c in keras.tree.flatten(a.callbacks) for each in getattr(c, "generators", ())]
     source = make_source(
         x,
         y,
@@ -72,6 +75,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
         seed=int(from_chief([float(_peek_seed())], strategy)[0]) if shuffle else 0,
         strategy=strategy,
         custom_step=model._overrides_step("train_step"),
+        named=named,
     )
     if validation_data is None:
         return source, None
@@ -90,6 +94,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             strategy=strategy,
             other=source,
             custom_step=model._overrides_step("test_step"),
+            named=named,
         )
         fit_checks.check_batches(model, validation.spec, "test_step")
     return source, validation

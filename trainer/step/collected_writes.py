@@ -14,6 +14,7 @@ from ...compat.keras_private.variables import find_stored_dtype, raw_value, stat
 from ...compat.tensorflow_graphs.edges import graph_of_replica
 from ...compat.tensorflow_graphs.graphs import enter_this_graph, is_inside
 from ...compat.tensorflow_private.strategies import check_merges
+from ...compat.wrong_use import WrongUse
 from ...distribute.parameter_servers.updates import colocate_with
 from ...distribute.replicas import once_per_copy
 from ...distribute.sharding.sharded_value import is_sharded, layout_of, own_copy
@@ -131,7 +132,7 @@ class CollectedWrites(keras.StatelessScope):
             raise WriteInNestedGraph
         own = graph_of_replica()
         if own is not None and own is not tf.compat.v1.get_default_graph():
-            raise RuntimeError(
+            raise WrongUse(
                 "`merge_call` is called in a branch, a loop or an optimizer's update (`update_step`), where replicas cannot "
                 "wait for each other: call it in `apply_gradients` of the optimizer, before `super().apply_gradients`, or "
                 "leave it out, because the gradients of an update are sums over all replicas."

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.training import entries_of, settings_of, squeeze_or_expand_to_same_rank
+from ...compat.wrong_use import WrongUse
 from ...distribute.arguments import show
 from ...distribute.step_context import this_step
 
@@ -41,11 +42,11 @@ def rowwise(fn: Any) -> Any:
         ...     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
     """
     if not callable(fn):
-        raise TypeError(
+        raise WrongUse(
             f"`fn` must be a function of (y_true, y_pred), a loss or a metric. Received: {show(fn)}"
         )
     if isinstance(fn, types.BuiltinFunctionType | types.MethodType | np.ufunc):
-        raise TypeError(f"`fn` cannot be marked: wrap it in a Python function. Received: {show(fn)}")
+        raise WrongUse(f"`fn` cannot be marked: wrap it in a Python function. Received: {show(fn)}")
     _declared.add(fn)
     return fn
 

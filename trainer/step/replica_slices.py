@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.wrong_use import WrongUse
 from ...distribute.gathering import gather_for_step
 from ...distribute.mesh import mesh_of
 from ...distribute.replicas import local_replica_index
@@ -114,7 +115,7 @@ class ReplicaSlices:
         me, _ = place_among_workers(self._strategy)
         parts = [mesh.place(number)[0] for number in mesh.replicas if number // each == me]
         if any(mesh.place(number)[0] in parts for number in mesh.replicas if number // each != me):
-            raise ValueError(
+            raise WrongUse(
                 f"Each worker reads its own samples, but the mesh {mesh} has parts of one model on several workers, "
                 "which need the same samples: let each worker read the whole batch, or put the model's axis inside one."
             )

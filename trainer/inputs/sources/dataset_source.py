@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +16,8 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
-from ....state.identity.described_values import checksum, text_of_value
+from ....state.identity.described_functions import text_of_value
+from ....state.identity.described_values import checksum
 from ..batch import batch_spec, digest_of, is_dense
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
@@ -41,9 +43,11 @@ class DatasetSource(Source):
         batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
         resumable: whether its position will be requested.
         compared: whether the workers compare what they read.
+        named: generators that a backup holds by name.
     """
 
     _iterator: Any = None
+    _outside: Any = None
     _early: Any = None
     _asked = 0
 
@@ -57,13 +61,14 @@ class DatasetSource(Source):
         batches: int | None = None,
         resumable: bool = True,
         compared: bool = False,
+        named: Sequence[Any] = (),
     ) -> None:
         self._by_replica = by_replica
         if compared:
             self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2])
             with tf.device("CPU:0"):  # read while a GPU waits
                 self._drawn = plain_variable(tf.zeros([2], tf.int64))
-        self._dataset = save_exactly(dataset) if resumable else dataset
+        self._given, self._dataset = dataset, save_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
         if batches is None:
@@ -89,9 +94,23 @@ class DatasetSource(Source):
             if len(counts - {None}) < 2 and not per_worker and is_dense(self.spec):
                 self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
         if resumable:
-            self._outside = PipelineState(dataset)
+            self._outside = PipelineState(dataset, named)
             self._saves: bool | None = False if self._outside.never_saved else None
-            self.inexact, self.owned = self._outside.inexact, self._outside.owned
+
+    @property
+    def inexact(self) -> str | None:
+        """Why a resumed run may get other batches, as far as it is known."""
+        return self._outside.inexact if self._outside else None
+
+    @property
+    def owned(self) -> Sequence[Any]:
+        """Generators and variables that only this input advances."""
+        return self._outside.owned if self._outside else ()
+
+    def watch(self) -> None:
+        """Note from which generators Python functions draw."""
+        if self._outside:
+            self._outside.watch()
 
     @property
     def resume_by(self) -> str:
@@ -116,7 +135,9 @@ class DatasetSource(Source):
         """Include the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
-            known["pipeline"] = pipeline_checksum(self._dataset, text_of_value)
+            known["pipeline"] = pipeline_checksum(
+                self._given, text_of_value
+            )  # without our options, which reject Python
         return known
 
     def _content(self) -> str | None:

@@ -1,6 +1,6 @@
 """Batches from Python code: their structure, and whether they match the first ones."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,10 +38,16 @@ class PythonSource(FedSource):
     _rules: tuple[LabelRule, ...] | None = None
 
     def __init__(
-        self, given: Any, kind: str, first: Iterable[Any], steady: bool, sharing: input_checks.Sharing
+        self,
+        given: Any,
+        kind: str,
+        first: Iterable[Any],
+        steady: bool,
+        sharing: input_checks.Sharing,
+        named: Sequence[Any],
     ) -> None:
         self._kind, self._sharing = kind, sharing
-        with notes_drawn_numbers(given) as drawn_from:
+        with notes_drawn_numbers(given, named) as drawn_from:
             self._unused = list(first)
         if not self._unused:
             raise ValueError(f"The {kind} yielded no batch: it is empty or exhausted; create a new one.")
@@ -59,6 +65,10 @@ class PythonSource(FedSource):
     def draws(self) -> bool:
         """Return whether its first batches drew random numbers."""
         return self.inexact is not None
+
+    def find_restored(self) -> Sequence[Any]:
+        """Return the generators from which the calls of the user's code between batches draw."""
+        return self._calls.find_drawn()
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Let the thread check each batch."""

@@ -37,16 +37,23 @@ class StreamSource(PythonSource):
     """
 
     def __init__(
-        self, stream: Any, kind: str, steps_per_epoch: int | None, steady: bool, sharing: Sharing
+        self,
+        stream: Any,
+        kind: str,
+        steps_per_epoch: int | None,
+        steady: bool,
+        sharing: Sharing,
+        named: Sequence[Any] = (),
     ) -> None:
+        self._named = named
         self._stream, self.rewinds = stream, not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
         self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
-        self._calls = RecordedCalls(stream)
+        self._calls = RecordedCalls(stream, named)
         self._start_pass()
         unread = self._take_unread()
         drawn = with_places(self._iterator, (f"batch {n} of the {kind}" for n in range(len(unread), 2)))
-        super().__init__(stream, kind, itertools.chain(unread, drawn), steady, sharing)
+        super().__init__(stream, kind, itertools.chain(unread, drawn), steady, sharing, named)
 
     def _start_pass(self, saved: Sequence[dict[str, str]] = ()) -> None:
         self._iterator: Iterator[Any] = self._calls.call(lambda: iter(self._stream), saved)
@@ -97,7 +104,7 @@ class StreamSource(PythonSource):
         """Start the passes again, so that an order drawn from a random generator is the one of this pass."""
         again = self.position.taken or self.position.passes or (saved and saved[0])
         if again:
-            self._calls = RecordedCalls(self._stream)
+            self._calls = RecordedCalls(self._stream, self._named)
         for number in range(len(self._calls), passes + 1):
             self._start_pass(saved)
             if number < passes:
@@ -146,14 +153,15 @@ class PyDatasetSource(PythonSource):
         steps_per_epoch: int | None,
         steady: bool,
         sharing: Sharing,
+        named: Sequence[Any] = (),
     ) -> None:
-        self._dataset, self._calls = dataset, RecordedCalls(dataset)
+        self._dataset, self._calls = dataset, RecordedCalls(dataset, named)
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
         self.position: SampleOrder = self._make_order()
         numbers = range(min(2, self.position.samples))
         places = (f"batch {number} of the PyDataset" for number in numbers)
         first = with_places((dataset[number] for number in numbers), places)
-        super().__init__(dataset, "PyDataset", first, steady, sharing)
+        super().__init__(dataset, "PyDataset", first, steady, sharing, named)
         self._inside = False
 
     def begin_epoch(self, epoch: int) -> None:

@@ -105,6 +105,13 @@ class Source:
         """Steps of an epoch; None until they are known: after one epoch of an input of unknown length."""
         return self.position.steps_per_epoch
 
+    def watch(self) -> None:
+        """Note from which generators the input draws, from now on. Called before the first step, where it is resumed."""
+
+    def find_restored(self) -> Sequence[Any]:
+        """Return the generators and variables that `restore` restores."""
+        return self.owned
+
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Check labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""
         targets, self.targets = self.targets, None

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.variables import sums_on_read
+from ....compat.wrong_use import WrongUse
 from ....distribute.mesh import Layout, of_first_copy
 from ....distribute.replicas import local_copy, of_first_replica, shares_variables
 from ....distribute.sharding.sharded_value import layout_of
@@ -135,7 +136,7 @@ def hand_over(variables: Iterable[Any]) -> None:
     variables = [] if shares_variables() else variables
     copies = [local_copy(variable) for variable in variables if not sums_on_read(variable)]
     if text := [copy.name for copy in copies if copy.dtype == tf.string]:
-        raise TypeError(
+        raise WrongUse(
             f"A step that runs on one replica writes the text variable {text[0]!r}, which replicas cannot exchange: store "
             "numbers instead, such as positions in a vocabulary, or write it in a callback."
         )

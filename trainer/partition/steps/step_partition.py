@@ -5,6 +5,7 @@ Steps that cannot be partitioned run on the first replica, with one warning with
 
 import functools
 import logging
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....compat.keras_private.variables import sums_on_read
+from ....compat.wrong_use import WrongUse
 from ....distribute.mesh import mesh_of
 from ....state.trained_model import TrainedModel, record_of
 from ....state.variable_state import variables_of
@@ -30,6 +32,7 @@ from .traced_step import TracedStep, has_own_statistics
 from .whole_step import WholeStep
 
 _log = logging.getLogger("unisono")
+STRICT = "UNISONO_STRICT"
 
 
 class StepPartition:
@@ -87,7 +90,7 @@ class StepPartition:
 
     def _check_runs_on_one(self, reason: Any) -> None:
         if mesh_of(self._step.strategy).divides_weights:
-            raise ValueError(
+            raise WrongUse(
                 f"{self._step.name} would run on one replica, but weights are divided over a mesh: {reason}. Use "
                 "`run_eagerly=False`, or `tf.function` around `strategy.run`, and operations that can be partitioned; or "
                 "a mesh that divides only the batch."
@@ -99,7 +102,7 @@ class StepPartition:
         except NotPartitioned as error:
             self._warn(error)
         except Exception as error:  # the step still runs
-            if mesh_of(self._step.strategy).divides_weights:
+            if mesh_of(self._step.strategy).divides_weights or _is_strict():
                 raise
             _log.warning("Please report this error of Unisono.", exc_info=error)
             self._warn(name_bug(error))
@@ -108,12 +111,11 @@ class StepPartition:
     def _warn(self, reason: Any) -> None:
         """Warn once for each reason why the step runs on one replica."""
         self._check_runs_on_one(reason)
+        text = f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}."
+        if _is_strict():
+            raise WrongUse(f"{text} {STRICT}=1 makes this an error.")
         if str(reason) not in self._said:
-            warnings.warn(
-                f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}. "
-                f"{_RESULTS[getattr(reason, 'calls_python', None)]}.",
-                stacklevel=2,
-            )
+            warnings.warn(f"{text} {_RESULTS[getattr(reason, 'calls_python', None)]}.", stacklevel=2)
         self._said.add(str(reason))
 
 
@@ -189,6 +191,10 @@ def shared_by_replicas(model: TrainedModel) -> bool:
     strategy = model.distribute_strategy
     several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, servers)
     return several and model._pipeline is None
+
+
+def _is_strict() -> bool:
+    return os.environ.get(STRICT) == "1"
 
 
 def _layout(spec: Any) -> Any:

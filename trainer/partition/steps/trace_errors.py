@@ -1,13 +1,12 @@
 """Errors that end the trace of a step: those of the user's code, and bugs of this library."""
 
 import contextlib
-import dis
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from ....compat.keras_private.functional import first_error
+from ....compat.wrong_use import WrongUse
 from ....distribute.workers.error_text import is_own_file, is_unisono_file
 from ..program import NotPartitioned
 
@@ -17,15 +16,15 @@ def user_errors() -> Iterator[None]:
     """Run the user's code, in the block, for batches of any size; it may need a known one (`range(x.shape[0])`).
 
     Turn an error into `NotPartitioned` with the line of user code that led to it. The step on one replica has the true size;
-    an error that it raises again ends the fit. An error that a file of this library caused without a `raise` is a bug, and
-    is not converted.
+    an error that it raises again ends the fit. An error of a file of this library that is no `WrongUse` is a bug, and is not
+    converted.
     """
     try:
         yield
     except NotPartitioned:
         raise
     except Exception as error:
-        if _is_bug(error):
+        if not isinstance(error, WrongUse) and is_unisono_file(_frames(error)[-1].filename):
             raise
         line = _innermost_line(error, is_own_file)
         where = f", raised in {line}" if line else ""
@@ -40,17 +39,11 @@ def name_bug(error: Exception) -> str:
     return f"partitioning it raised {text} ({where}). This is a bug in Unisono: please report it with the log"
 
 
-def _is_bug(error: Exception) -> bool:
-    """Return whether a line of this library ended in the error, and does not raise it."""
-    trace: Any = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return is_unisono_file(code.co_filename) and dis.opname[code.co_code[trace.tb_lasti]] != "RAISE_VARARGS"
+def _frames(error: Exception) -> traceback.StackSummary:
+    return traceback.extract_tb(error.__traceback__)
 
 
 def _innermost_line(error: Exception, of: Callable[[str], bool]) -> str:
     """Return the innermost line in files of this kind, as `file.py:41`; empty if there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in frames if of(f.filename)]
+    lines = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in _frames(error) if of(f.filename)]
     return lines[-1] if lines else ""

@@ -11,6 +11,7 @@ from ....compat.keras_private.variables import raw_value, sums_on_read
 from ....compat.tensorflow_graphs.one_device import as_on_one_device
 from ....compat.tensorflow_graphs.variable_writes import note_writes
 from ....compat.tensorflow_private.strategies import LoneReplica, draw_as_one_device, pretend_replicas
+from ....compat.wrong_use import WrongUse
 from ....distribute.replicas import (
     all_reduce_sum_packed,
     local_copy,
@@ -125,7 +126,7 @@ class WholeStep:
         """Call the optimizer on the first replica alone."""
         variables = [v for _, v in pairs]
         if any(isinstance(raw_value(v), ShardedValue) for v in [*variables, *optimizer.variables]):
-            raise ValueError(
+            raise WrongUse(
                 "An optimizer is called in a branch or a loop of a step, where replicas cannot update the shards of "
                 "`unisono.distribute.sharded` together: call it outside, with zero gradients where nothing is to be applied."
             )
@@ -167,7 +168,7 @@ class _State:
     def whole(self, value: ShardedValue) -> Any:
         """Return the stand-in for a sharded weight."""
         if id(value) not in self._whole:
-            raise ValueError(
+            raise WrongUse(
                 f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
                 "create the optimizer without `unisono.distribute.sharded`, or make the step partitionable."
             )
