@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-from keras.src.layers.input_spec import assert_input_compatibility
-from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 
+from ..places import Functional, assert_input_compatibility, unpack_singleton
 from . import private_method
 
 _AS_KERAS = "_unisono_calls_as_keras"
@@ -96,8 +95,9 @@ def pack_outputs(graph: Any, outputs: Sequence[Any]) -> Any:
 def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
     """Call a node's operation on the values of its inputs; return the values of its outputs, flat."""
     args, kwargs = node.arguments.fill_in(values)
-    outputs = operation_fn(node.operation, training=training)(*args, **kwargs)
-    return keras.tree.flatten(outputs)
+    if "training" in getattr(node.operation, "_call_context_args", ()):
+        kwargs["training"] = training
+    return keras.tree.flatten(node.operation(*args, **kwargs))
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -6,10 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.eager import context
 
 from ..patches import wrap
+from ..places import CollectiveAllReduceExtended, context
 
 
 def _context() -> Any:

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
-from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
 from ..patches import add, wrap
+from ..places import ShardedVariable, cluster_coordinator, coordinator_context, tensorflow_server_pb2
 from ..shared_change import share_attribute
 
 __all__ = ["ShardedVariable"]

@@ -10,9 +10,8 @@ import time
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
-from tensorflow.python.data.util import structure
 
+from ..places import dataset_ops, structure
 from .pipelines import dataset_graph, datasets_of
 
 _log = logging.getLogger("unisono")
