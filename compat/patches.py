@@ -7,6 +7,7 @@ first needed. `tensorflow_graphs/gradients.py` registers a function with TensorF
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -251,7 +252,10 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
     Another function wraps the first one. One that is defined again, in a closure, has the same code.
     """
     (change,) = (each for each in WRAPPED if each.name == name)
-    original = inner = change.find()
+    try:
+        original = inner = change.find()
+    except ImportError as error:  # the rest of the library works
+        return warnings.warn(str(error))
     while (known := getattr(inner, "__unisono_around__", None)) and known.__code__ is not around.__code__:
         inner = inner.__unisono_original__
     if known is None:
@@ -283,5 +287,6 @@ def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Call
 def add(name: str, method: Callable[..., Any]) -> None:
     """Add a method of `ADDED` that TensorFlow lacks, permanently."""
     (owner,) = (each.owner for each in ADDED if each.name == name)
-    if not hasattr(owner, name):
-        setattr(owner, name, method)
+    with contextlib.suppress(ImportError):  # no place has the owner, so nothing calls the method
+        if not hasattr(owner, name):
+            setattr(owner, name, method)

@@ -82,11 +82,16 @@ def describe(name: str) -> str:
     form = "function"
     with contextlib.suppress(ValueError, TypeError):
         each = inspect.signature(found).parameters.values()
-        form += f" ({', '.join(str(p.replace(annotation=p.empty, default=p.empty)) for p in each)})"
+        texts = (
+            f"{p.replace(annotation=p.empty, default=p.empty)}{'=' * (p.default is not p.empty)}"
+            for p in each
+        )
+        form += f" ({', '.join(texts)})"
     if name in _register():
         names = getattr(getattr(found, "__code__", None), "co_freevars", ())
         form += f" around {' '.join(names)}" * bool(names)
-        elsewhere = [where for where in _modules_with(found.__name__, found) if where != found.__module__]
+        owner = find_owner(name.rpartition(".")[0])
+        elsewhere = [where for where in _modules_with(found.__name__, found) if where != owner.__name__]
         form += f" also in {' '.join(elsewhere)}" * bool(elsewhere)
     return form
 
@@ -105,23 +110,27 @@ _ROOTS = ("keras.src.", "tensorflow.python.")
 
 
 def _list_uses() -> dict[str, set[str]]:
-    """Return the files of `compat` that use an attribute of each name of `places.py`, as `name.attribute`."""
+    """Return the files that use each name of `places.py`, and each attribute of one, as `name.attribute`."""
     found: dict[str, set[str]] = {}
-    for path in sorted(_HERE.rglob("*.py")):
+    for path in _HERE.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "places"]
-        ours = {each.asname or each.name: each.name for n in imports for each in n.names}
-        for n in nodes:
-            if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in ours:
-                found.setdefault(f"{ours[n.value.id]}.{n.attr}", set())
-    return {name: files for name, files in found.items() if name.partition(".")[0] in PART_OF}
+        ours = {
+            each.asname or each.name: each.name for n in imports for each in n.names if each.name in PART_OF
+        }
+        read = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        names = [f"{ours[n.value.id]}.{n.attr}" for n in read if n.value.id in ours]
+        for name in (*ours.values(), *names):
+            found.setdefault(name, set()).add(str(path.relative_to(_HERE.parent)))
+    return found
 
 
 def _find_files(name: str) -> list[str]:
-    """Return the files of the library that use a name."""
-    word = re.compile(rf"\b{name.rpartition('.')[2].rpartition(':')[2]}\b")
-    files = (path for path in sorted(_HERE.parent.glob("*/**/*.py")) if path.parent != _HERE)
-    return [str(path.relative_to(_HERE.parent)) for path in files if word.search(path.read_text())]
+    """Return the files of `compat` that have a name, or else those of the whole library."""
+    word = re.compile(rf"\b{re.split('[.:]', name)[-1]}\b")
+    files = {str(path.relative_to(_HERE.parent)): path.read_text() for path in _HERE.parent.glob("*/**/*.py")}
+    found = sorted(file for file, text in files.items() if word.search(text))
+    return [file for file in found if file.startswith("compat/")] or found
 
 
 def list_forms() -> dict[str, str]:
@@ -129,15 +138,18 @@ def list_forms() -> dict[str, str]:
     return {name: describe(name) for name in dict.fromkeys([*list_names(), *_list_uses()])}
 
 
-def find_changes() -> Iterator[str]:
-    """Yield a line about each name that is missing or has another form than in the versions that passed the tests."""
-    known = {tuple(line.split(None, 1)) for line in SIGNATURES.read_text().splitlines()}
+def find_changes() -> Iterator[tuple[str, str, str]]:
+    """Yield each name with a form that no tested version had, the form, and the files that use it."""
+    known = {tuple(line.split(" ", 1)) for line in SIGNATURES.read_text().splitlines()}
+    uses = _list_uses()
     for name, form in list_forms().items():
         if (name, form) in known:
             continue
-        files = ", ".join(_find_files(name)) or "compat/patches.py"
         if form == "missing":
-            original = (find_places(name) or [name])[-1]
-            places = _modules_with(re.split("[.:]", original)[-1])[:3]
-            form = f"{part_of(name)} needs it; now perhaps in {', '.join(places) or 'no loaded module'}"
-        yield f"{name} ({files}): {form}"
+            original = re.split("[.:]", (find_places(name) or [name])[-1])[-1]
+            form = f"missing; other places: {', '.join(_modules_with(original)[:3]) or 'none'}"
+        yield (
+            name,
+            form,
+            f"{part_of(name)} needs it ({', '.join(sorted(uses.get(name) or _find_files(name)))}).",
+        )

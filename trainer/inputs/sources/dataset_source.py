@@ -15,6 +15,7 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
+from ....compat.upstream import need
 from ....state.identity.described_values import checksum, text_of_value
 from ..batch import batch_spec, digest_of, is_dense
 from ..outside_state import PipelineState, draws_numbers
@@ -58,6 +59,7 @@ class DatasetSource(Source):
         resumable: bool = True,
         compared: bool = False,
     ) -> None:
+        need("Training from a `tf.data.Dataset`")
         self._by_replica = by_replica
         if compared:
             self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2])
