@@ -57,7 +57,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for place in find_places(name):
         with contextlib.suppress(ImportError, AttributeError):
-            return globals().setdefault(name, pkgutil.resolve_name(place))
+            found = globals()[name] = pkgutil.resolve_name(place)
+            return found
     return Missing(name)
 
 

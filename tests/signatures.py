@@ -1,4 +1,4 @@
-"""`python -m tests.signatures` adds the forms of today's versions to `compat/signatures.txt`, once the suite passed with them."""
+"""`python -m tests.signatures` adds the forms of today's versions to `compat/signatures.txt`, after the suite passed."""
 
 from unisono.compat.upstream import SIGNATURES, list_forms
 
