@@ -30,7 +30,7 @@ def find_places(name: str) -> list[str]:
 
 
 class Missing:
-    """A name that no place has: any use raises the error that says what does not work."""
+    """A name that no place has: a use raises the error that says what does not work; nothing is an instance of it."""
 
     __slots__ = ("__name__",)
 
@@ -49,7 +49,14 @@ class Missing:
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type]:
         return (type(self.__name__, (), {"__new__": self}),)
 
-    __instancecheck__ = __or__ = __ror__ = __iter__ = __contains__ = __getitem__ = __call__
+    def __instancecheck__(self, _: Any) -> bool:
+        return False
+
+    def __or__(self, other: Any) -> Any:
+        return other
+
+    __ror__ = __or__
+    __iter__ = __contains__ = __getitem__ = __call__
 
 
 def __getattr__(name: str) -> Any:

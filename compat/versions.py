@@ -53,7 +53,7 @@ ATTRIBUTES = {
     "CollectiveReplicaLauncher": "_all_gather _collective_keys _device "
     "_get_ordering_token _group_key _group_size _next_instance_key _options",
     "cluster_coordinator.ClusterCoordinator": "_cluster",
-    "cluster_coordinator.WorkerPreemptionHandler": "_server_def _validate_preemption_failure",
+    "WorkerPreemptionHandler": "_server_def _validate_preemption_failure",
     "cluster_coordinator._CoordinatedClosureQueue": "_cancellation_mgr _error",
     "ReplicaContextBase": "_replica_id",
     "StrategyExtendedV2": "_container_strategy",
@@ -122,7 +122,7 @@ OVERRIDDEN = {
         "_get_function": "functions in functions, of many levels, would each have the functions of all deeper levels",
         "_add_function_recursive": "functions in functions, of many levels, would each have those of all deeper levels",
     },
-    "cluster_coordinator.WorkerPreemptionHandler": {
+    "WorkerPreemptionHandler": {
         "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",
     },
 }
