@@ -105,10 +105,7 @@ def first_error(error: BaseException) -> BaseException:
     """Return the error that Keras replaced by one of its type, to add the arguments of a call; else `error`."""
     while type(inner := error.__cause__ or error.__context__) is type(error):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        chained = (
-            error.__cause__ if _is_of_keras(frame) else error.__suppress_context__ and not error.__cause__
-        )
-        if not chained:
+        if not (_is_of_keras(frame) if error.__cause__ else error.__suppress_context__):
             break
         error = inner  # pyright: ignore[reportAssignmentType]
     return error
