@@ -170,7 +170,7 @@ def test_name_that_was_removed_moved_or_changed_is_reported_with_the_file_that_u
 
     monkeypatch.delattr(keras.src.utils.python_utils, "pythonify_logs")  # moved
     monkeypatch.setattr(keras.src.utils.io_utils, "pythonify_logs", len, raising=False)
-    monkeypatch.delattr(keras.optimizers.Optimizer, "_var_key")  # removed
+    monkeypatch.delattr(places.BaseOptimizer, "_var_key")  # removed
     monkeypatch.setattr(places.Functional, "_standardize_inputs", one_more)  # another signature
     monkeypatch.setattr(keras.src.trainers.compile_utils, "MetricsList", lambda *_: None)  # was a class
     for name in ("pythonify_logs", "MetricsList"):
