@@ -1,6 +1,14 @@
 # `make demo` and `make test` work on a fresh machine with Python 3.11 and make: each makes .venv if there is none.
 PYTHON ?= $(shell .ci/python)
 VENV := .venv
+# `make test VERSIONS=next` tests one combination that the package need not declare yet, in an environment of its own.
+KERAS ?= keras-nightly
+TENSORFLOW ?= tensorflow==2.21.*
+ifeq ($(VERSIONS),next)
+VENV := .venv-next
+COMBINATION := $(PYTHON) $(KERAS) $(TENSORFLOW)
+$(shell echo "$(COMBINATION)" | cmp -s - $(VENV)/combination || rm -rf $(VENV))
+endif
 BIN := $(VENV)/bin
 # Python compiles what is imported, when it is first imported: that is a tenth of what is installed. Where `.ci/run` has put
 # uv into .venv it installs in half the time of pip, which does it where uv does not find what pip is configured to find.
@@ -9,7 +17,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest check lint format bench docs notebooks dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,9 +25,15 @@ $(BIN)/unisono-demo.stamp: pyproject.toml
 	touch $@
 
 $(BIN)/unisono-dev.stamp: pyproject.toml
+ifeq ($(VERSIONS),next)
+	.ci/next $(VENV) $(PYTHON) "$(KERAS)" "$(TENSORFLOW)"
+	echo "$(COMBINATION)" >$(VENV)/combination
+	touch $@
+else
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call INSTALL,-e ".[dev]")
 	touch $@ $(BIN)/unisono-demo.stamp
+endif
 
 # What the benchmarks compare with, too: JAX, PyTorch, Lightning, tf_keras.
 $(BIN)/unisono-bench.stamp: $(BIN)/unisono-dev.stamp
@@ -45,7 +59,7 @@ check: lint
 
 # Types are checked while tests run: pyright needs one processor for half a minute.
 test: $(BIN)/unisono-dev.stamp
-	$(MAKE) --jobs 2 lint pytest
+	$(MAKE) --jobs 2 $(if $(COMBINATION),upstream,lint) pytest
 	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then $(MAKE) test-gpu; else echo "no GPU here: tests/gpu was skipped"; fi
 
 # Everything else compares bits on logical CPU devices, in several processes; these have the GPUs for themselves.
@@ -56,6 +70,10 @@ test-gpu: $(BIN)/unisono-dev.stamp
 pytest: $(BIN)/unisono-dev.stamp
 	$(BIN)/python -c "import unisono.trainer" 2>/dev/null
 	$(PYTEST) -m "not long" tests
+
+# What the installed Keras and TensorFlow have changed of what is used: printed in seconds, before the tests.
+upstream: $(BIN)/unisono-dev.stamp
+	-$(BIN)/python -m unisono doctor --upstream 2>/dev/null
 
 test-long: $(BIN)/unisono-dev.stamp
 	$(PYTEST) -m long tests

@@ -7,48 +7,47 @@ first needed. `tensorflow_graphs/gradients.py` registers a function with TensorF
 import contextlib
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import core as backend_core
-from keras.src.backend.tensorflow import distribution_lib as backend_distribution
-from keras.src.backend.tensorflow import nn as backend_nn
-from keras.src.backend.tensorflow import numpy as backend_numpy
-from keras.src.backend.tensorflow.optimizer import TFOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-from keras.src.models import cloning
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.random.seed_generator import SeedGenerator
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.distribute.ps_values import CachingVariable
-from tensorflow.python.distribute.sharded_variable import ShardedVariable
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops import cond as cond_module
-from tensorflow.python.ops import random_ops_util
-from tensorflow.python.ops import while_loop as while_module
-from tensorflow.python.ops.script_ops import FuncRegistry
-from tensorflow.python.util import tf_stack
 
+from .places import PART_OF, find_owner, tf_stack
 from .shared_change import share_change
+from .versions import describe_unsupported
 
 WRITES_OF_PLACES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")
-SERVERS, GPUS, ACCUMULATING = "servers", "GPUs", "accumulating"
+SERVERS, GPUS, ACCUMULATING = "Training on parameter servers", "Training on GPUs", "accumulating"
 
 
 @dataclasses.dataclass(eq=False)
 class Changed:
-    """A changed name: the module or class that holds it, the name there, and why."""
+    """A changed name: the module or class that holds it, as in the tables of `versions.py`, the name there, and why."""
 
-    owner: Any
+    place: str
     name: str
     reason: str
     only_for: tuple[str, ...] = ()  # the circumstances without which the original stays; (): in every step
     make: Callable[[Any], Any] | None = None  # makes a replacement of an original
     made: tuple[Any, Any] = (None, None)  # the last original and its replacement
+
+    @functools.cached_property
+    def owner(self) -> Any:
+        """The module or class."""
+        return find_owner(self.place)
+
+    @property
+    def part(self) -> str:
+        """What cannot work without it."""
+        root = PART_OF.get(self.place.partition(".")[0], "Unisono")
+        return next((each for each in self.only_for if each != ACCUMULATING), root)
+
+    def find(self) -> Any:
+        """Return what has the name; raise the error that says what cannot work without it."""
+        if not hasattr(self.owner, self.name):
+            raise ImportError(describe_unsupported(self.key, self.part))
+        return vars(self.owner).get(self.name) or getattr(self.owner, self.name)
 
     @property
     def key(self) -> str:
@@ -58,7 +57,7 @@ class Changed:
     def install(self) -> None:
         """Put the replacement in the place of the original."""
         assert self.make is not None  # narrows the type
-        found = vars(self.owner)[self.name]
+        found = self.find()
         # A patch that begins inside a step and ends outside restores our replacement.
         original = getattr(getattr(found, "fget", found), "__unisono_original__", found)
         if self.made[0] is not original:
@@ -76,129 +75,129 @@ class Changed:
 
 REPLACED = (
     Changed(
-        keras.losses.Loss,
+        "keras:losses.Loss",
         "__call__",
         "the divisor is recorded, for optimizers that accumulate and for micro-batches",
         only_for=(ACCUMULATING,),
     ),
     Changed(
-        keras.layers.Layer,
+        "keras:layers.Layer",
         "_maybe_build",
         "a layer that a traced step calls first is built outside its graph",
     ),
     Changed(
-        tf.GradientTape,
+        "tensorflow:GradientTape",
         "gradient",
         "the gradient of a variable that is split over servers is one gradient",
         only_for=(SERVERS,),
     ),
     Changed(
-        BaseOptimizer,
+        "BaseOptimizer",
         "apply",
         "an optimizer outside the model's attributes reduces the replicas' gradients like the others",
     ),
-    Changed(keras.layers.Layer, "add_loss", "the ids of losses are forgotten when a step ends"),
-    Changed(backend_core.Variable, "handle", "a tape accepts a tensor as the value of a variable"),
-    Changed(SeedGenerator, "next", "the number of the replica is mixed into the seed of a random layer"),
+    Changed("keras:layers.Layer", "add_loss", "the ids of losses are forgotten when a step ends"),
+    Changed("BackendVariable", "handle", "a tape accepts a tensor as the value of a variable"),
+    Changed("SeedGenerator", "next", "the number of the replica is mixed into the seed of a random layer"),
     Changed(
-        random_ops_util,
+        "random_ops_util",
         "_get_key_counter",
         "a GPU computes its own random seeds, and the host does not wait for it",
         only_for=(GPUS,),
     ),
     Changed(
-        CachingVariable,
+        "CachingVariable",
         "__getitem__",
         "a slice of a variable on a parameter server can be assigned, as elsewhere",
         only_for=(SERVERS,),
     ),
     Changed(
-        backend_numpy,
+        "backend_numpy",
         "take",
         "embedding rows are looked up on the parameter server that holds them",
         only_for=(SERVERS, GPUS),
     ),
     Changed(
-        backend_nn,
+        "backend_nn",
         "_compute_moments_sync",
         "a difference of squares loses digits, and replicas would differ from a single device",
     ),
-    Changed(Function, "__call__", "writes inside a function are writes of the step"),
-    Changed(cond_module, "cond", "writes inside a branch are writes of the step"),
-    Changed(while_module, "while_loop", "writes inside a loop are writes of the step"),
+    Changed("Function", "__call__", "writes inside a function are writes of the step"),
+    Changed("cond_module", "cond", "writes inside a branch are writes of the step"),
+    Changed("while_module", "while_loop", "writes inside a loop are writes of the step"),
     Changed(
-        FuncGraph,
+        "FuncGraph",
         "_create_op_internal",
         "sizes are computed on the host, which does not wait for a GPU; those of diagonals are right",
     ),
-    Changed(tf.RegisterGradient, "__call__", "the gradient of one graph is freed with that graph"),
+    Changed("tensorflow:RegisterGradient", "__call__", "the gradient of one graph is freed with that graph"),
 )
 
 WRAPPED = (
     Changed(
-        CollectiveAllReduceExtended,
+        "CollectiveAllReduceExtended",
         "_initialize_strategy",
         "workers check TF_CONFIG, join within a stated time and create the same variables (`clusters.py`)",
     ),
     Changed(
-        tf.distribute.experimental.ParameterServerStrategy,
+        "tensorflow:distribute.experimental.ParameterServerStrategy",
         "run",
         "sharded variables are looked up and differentiated like whole ones",
     ),
     Changed(
-        backend_core.Variable,
+        "BackendVariable",
         "_initialize",
         "a weight of a strategy that shards weights never has its full size on a device; of copies that are parts of a "
         "sum, the first one has the initial value",
     ),
     Changed(
-        backend_core.Variable,
+        "BackendVariable",
         "_direct_assign",
         "replicas that share a variable, and asynchronous workers, add to the counts of a metric, and the host writes "
         "a count into one copy; from the first model or optimizer on that is made under a strategy",
     ),
     Changed(
-        backend_core.Variable,
+        "BackendVariable",
         "_serialize_to_tensors",
         "a TensorFlow checkpoint stores a sharded variable as a whole one, instead of raising an error",
     ),
     Changed(
-        TFOptimizer,
+        "TFOptimizer",
         "add_variable_from_reference",
         "an optimizer from outside a strategy's scope is built in it, instead of raising an error",
     ),
     Changed(
-        backend_core,
+        "backend_with_remat",
         "remat",
         "`keras.RematScope` in a graph, where TensorFlow's version takes no keyword arguments",
     ),
     Changed(
-        FuncRegistry,
+        "FuncRegistry",
         "__call__",
         "Python functions of a pipeline draw random numbers, which a backup must know; from its first backup on",
     ),
     Changed(
-        TensorFlowTrainer,
+        "TensorFlowTrainer",
         "fit",
         "tools that patch `keras.Model.fit` reach the fit of a model of ours; that of plain Keras rejects divided weights",
     ),
-    Changed(TensorFlowTrainer, "evaluate", "the same"),
-    Changed(TensorFlowTrainer, "predict", "the same"),
+    Changed("TensorFlowTrainer", "evaluate", "the same"),
+    Changed("TensorFlowTrainer", "predict", "the same"),
     Changed(
-        backend_distribution,
+        "backend_distribution",
         "list_devices",
         "in one of several workers it names the devices of all, after `keras.distribution.initialize`",
     ),
-    Changed(cloning, "_clone_sequential_model", "the clone of a model of ours is a model of ours"),
+    Changed("cloning", "_clone_sequential_model", "the clone of a model of ours is a model of ours"),
 )
 
 ADDED = (
-    Changed(ShardedVariable, "__array__", "Keras reads a variable like this when it saves"),
-    Changed(backend_distribution, "initialize", "`keras.distribution.initialize` calls it"),
-    Changed(backend_distribution, "distribute_tensor", "layers whose outputs have a layout call it"),
+    Changed("ShardedVariable", "__array__", "Keras reads a variable like this when it saves"),
+    Changed("backend_distribution", "initialize", "`keras.distribution.initialize` calls it"),
+    Changed("backend_distribution", "distribute_tensor", "layers whose outputs have a layout call it"),
     *(
         Changed(
-            DistributedVariable, name, "TensorFlow's variables with a copy for each replica do not have it"
+            "DistributedVariable", name, "TensorFlow's variables with a copy for each replica do not have it"
         )
         for name in WRITES_OF_PLACES
     ),
@@ -259,10 +258,13 @@ def wrap(name: str, around: Callable[..., Any]) -> None:
 
     Another function wraps the first one. One that is defined again, in a closure, has the same code.
     """
-    (owner,) = (each.owner for each in WRAPPED if each.name == name)
-    original = getattr(owner, name)
+    (change,) = (each for each in WRAPPED if each.name == name)
+    try:
+        original = change.find()
+    except ImportError as error:  # the rest of the library works
+        return warnings.warn(str(error))
     if not _is_wrapped(original, around):
-        setattr(owner, name, _wrap_call(around, original))
+        setattr(change.owner, name, _wrap_call(around, original))
 
 
 def _is_wrapped(function: Any, around: Callable[..., Any]) -> bool:
@@ -277,8 +279,7 @@ def wrap_within(name: str, around: Callable[..., Any]) -> None:
     A tool that has stored the method before, to replace it, then calls `around` too. `import unisono` loads nothing of the
     trainer, so that a tool is often earlier; and what it has stored can only be reached inside.
     """
-    (owner,) = (each.owner for each in WRAPPED if each.name == name)
-    method = getattr(owner, name)
+    (method,) = (each.find() for each in WRAPPED if each.name == name)
     cell = method.__closure__[method.__code__.co_freevars.index("fn")]
     original = cell.cell_contents
     if not _is_wrapped(original, around):
@@ -297,5 +298,6 @@ def _wrap_call(around: Callable[..., Any], original: Callable[..., Any]) -> Call
 def add(name: str, method: Callable[..., Any]) -> None:
     """Add a method of `ADDED` that TensorFlow lacks, or whose base class raises NotImplementedError, permanently."""
     (owner,) = (each.owner for each in ADDED if each.name == name)
-    if name not in vars(owner):
-        setattr(owner, name, method)
+    with contextlib.suppress(ImportError):  # no place has the owner, so nothing calls the method
+        if name not in vars(owner):
+            setattr(owner, name, method)

@@ -1,20 +1,14 @@
-"""The supported versions, and a check that the installed ones have every private name that is used.
+"""The supported versions, and the private attributes that are used of Keras and TensorFlow.
 
-The tables below list attributes. One that only instances have counts as present if a method of the class sets it.
+The owners in the tables are public names (`keras:Model`), names of `places.py`, or attributes of these.
 """
 
-import dis
+import contextlib
 import importlib.metadata
-import inspect
-import pkgutil
-import types
-from collections.abc import Iterator
-from typing import Any
+import sys
 
-SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
+SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.17"}
 """The newest versions that pass every test; `pyproject.toml` has the same ones."""
-
-_DISTRIBUTE = "tensorflow.python.distribute"
 
 ATTRIBUTES = {
     "keras:Model": "_assert_compile_called _call_has_training_arg _compile_config "
@@ -23,71 +17,68 @@ ATTRIBUTES = {
     "_loss_tracker _losses_override _non_trainable_variables _should_eval _symbolic_build "
     "_trainable_variables",
     "keras:Sequential": "_functional",
-    "keras.src.saving.keras_saveable:KerasSaveable": "_unpickle_model",
+    "KerasSaveable": "_unpickle_model",
     "keras:Metric": "_metrics",
     "keras:metrics.AUC": "_built",
     "keras:distribution.ModelParallel": "_layout_map",
-    "keras:layers.Layer": "_call_signature _metrics _remat_mode _seed_generators",
+    "keras:layers.Layer": "_call_context_args _call_signature _metrics _remat_mode _seed_generators",
     "keras:Variable": "_initialize _maybe_autocast _shape _value",
     "keras:optimizers.Optimizer": "_accumulated_gradients _check_variables_are_known _distribution_strategy "
     "_get_variable_index _iterations _learning_rate _model_variables_moving_average _track_trackable "
     "_trainable_variables _trainable_variables_indices _use_weight_decay _var_key _variables",
-    "keras:optimizers.MultiOptimizer": "_inner_optimizers _optimizer_map _var_to_optimizer_idx",
+    "MultiOptimizer": "_inner_optimizers _optimizer_map _var_to_optimizer_idx",
     "keras:callbacks.Callback.on_batch_end": "_is_default",
-    "keras:callbacks.ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "
+    "ModelCheckpoint": "_batches_seen_since_last_saving _get_file_path _last_batch_seen "
     "_set_monitor_op _should_save_model",
-    "keras:callbacks.TensorBoard": "_close_writers _global_test_batch _global_train_batch _is_tracing "
+    "TensorBoard": "_close_writers _global_test_batch _global_train_batch _is_tracing "
     "_should_trace _should_write_train_graph _start_batch _start_trace _stop_batch _stop_trace "
     "_train_writer _val_writer _writers",
-    "keras.src.losses.losses:LossFunctionWrapper": "_fn_kwargs",
-    "keras.src.metrics.reduction_metrics:MeanMetricWrapper": "_fn_kwargs",
-    "keras.src.models.functional:Functional": "_inputs_struct _nodes_by_depth _operations "
-    "_outputs_struct _standardize_inputs",
-    "keras.src.trainers.compile_utils:CompileLoss": "_flat_losses _user_loss_weights",
-    "keras.src.trainers.compile_utils:CompileMetrics": "_user_metrics _user_weighted_metrics",
+    "LossFunctionWrapper": "_fn_kwargs",
+    "MeanMetricWrapper": "_fn_kwargs",
+    "Functional": "_inputs_struct _nodes_by_depth _operations _outputs_struct _standardize_inputs",
+    "CompileLoss": "_flat_losses _user_loss_weights",
+    "CompileMetrics": "_user_metrics _user_weighted_metrics",
     "tensorflow:RegisterGradient": "_op_type",
     "tensorflow:data.Options": "_to_proto",
     "tensorflow:data.Dataset": "_GeneratorState _as_serialized_graph _functions _inputs _variant_tensor",
-    "tensorflow.python.data.ops.dataset_ops:DatasetV2._GeneratorState": "_generator",
-    "tensorflow.python.data.ops.shuffle_op:_ShuffleDataset": "_seed _seed2",
-    "tensorflow.python.data.ops.from_tensor_slices_op:_TensorSliceDataset": "_structure _tensors",
-    "tensorflow.python.data.ops.from_tensors_op:_TensorDataset": "_structure _tensors",
-    "tensorflow.python.data.ops.iterator_ops:OwnedIterator": "_iterator_resource",
-    "tensorflow.python.data.ops.map_op:_ParallelMapDataset": "_deterministic",
-    f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": "_communication_options "
-    "_cross_device_ops",
-    f"{_DISTRIBUTE}.cross_device_ops:CollectiveAllReduce": "_launchers",
-    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": "_all_gather _collective_keys _device "
+    "GeneratorState": "_generator",
+    "ShuffleDataset": "_seed _seed2",
+    "TensorSliceDataset": "_structure _tensors",
+    "TensorDataset": "_structure _tensors",
+    "OwnedIterator": "_iterator_resource",
+    "ParallelMapDataset": "_deterministic",
+    "CollectiveAllReduceExtended": "_communication_options _cross_device_ops",
+    "CollectiveAllReduce": "_launchers",
+    "CollectiveReplicaLauncher": "_all_gather _collective_keys _device "
     "_get_ordering_token _group_key _group_size _next_instance_key _options",
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:ClusterCoordinator": "_cluster",
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": "_server_def "
-    "_validate_preemption_failure",
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:_CoordinatedClosureQueue": "_cancellation_mgr _error",
-    f"{_DISTRIBUTE}.distribute_lib:ReplicaContextBase": "_replica_id",
-    f"{_DISTRIBUTE}.distribute_lib:StrategyExtendedV2": "_container_strategy",
-    f"{_DISTRIBUTE}.input_lib:DistributedDataset": "_cloned_datasets _original_dataset _strategy",
-    f"{_DISTRIBUTE}.input_lib:DistributedDatasetsFromFunction": "_datasets _strategy",
-    f"{_DISTRIBUTE}.mirrored_strategy:MirroredExtended": "_call_for_each_replica _devices",
-    f"{_DISTRIBUTE}.cross_device_utils:CollectiveKeys": "_instance_key_table",
-    f"{_DISTRIBUTE}.ps_values:CachingVariable": "_v",
-    f"{_DISTRIBUTE}.values:DistributedVariable": "_distributed_container _primary",
-    f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2": "_cluster_resolver",
-    f"{_DISTRIBUTE}.parameter_server_strategy_v2:ParameterServerStrategyV2Extended": "_being_scheduled",
-    "tensorflow.python.eager.context:Context": "_config _handle _rng",
-    "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function": "_autograph _clone "
+    "cluster_coordinator.ClusterCoordinator": "_cluster",
+    "WorkerPreemptionHandler": "_server_def _validate_preemption_failure",
+    "cluster_coordinator._CoordinatedClosureQueue": "_cancellation_mgr _error",
+    "ReplicaContextBase": "_replica_id",
+    "StrategyExtendedV2": "_container_strategy",
+    "DistributedDataset": "_cloned_datasets _original_dataset _strategy",
+    "DistributedDatasetsFromFunction": "_datasets _strategy",
+    "MirroredExtended": "_call_for_each_replica _devices",
+    "CollectiveKeys": "_instance_key_table",
+    "CachingVariable": "_v",
+    "DistributedVariable": "_distributed_container _primary",
+    "ParameterServerStrategyV2": "_cluster_resolver",
+    "ParameterServerStrategyV2Extended": "_being_scheduled",
+    "context.Context": "_config _handle _rng",
+    "Function": "_autograph _clone "
     "_concrete_variable_creation_fn _created_variables _jit_compile _omit_frequent_tracing_warning "
     "_variable_creation_config",
-    "tensorflow.python.eager.polymorphic_function.concrete_function:ConcreteFunction": "_call_flat",
-    "tensorflow.python.framework.type_spec:BatchableTypeSpec": "_batch",
-    "tensorflow.python.framework.ops:gradient_registry": "_registry",
-    "tensorflow.python.framework.ops:Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
+    "ConcreteFunction": "_call_flat",
+    "BatchableTypeSpec": "_batch",
+    "ops.gradient_registry": "_registry",
+    "ops.Graph": "_add_function_recursive _attr_scope_map _colocation_stack "
     "_control_dependencies_stack _create_op_internal _default_original_op _device_function_stack "
     "_distribution_strategy_stack _get_control_flow_context _get_function _original_op _variable_creator_scope",
-    "tensorflow.python.ops.cond_v2:_CondGradFuncGraph": "_forward_graph",
-    "tensorflow.python.ops.while_v2:_WhileBodyGradFuncGraph": "_forward_graph",
-    "tensorflow.python.framework.ops:Operation": "_clear_attr _from_c_op _id _set_device",
-    "tensorflow.python.ops.script_ops:EagerFunc": "_func",
-    "tensorflow.python.ops.resource_variable_ops:BaseResourceVariable": "_strided_slice_assign "
+    "CondGradFuncGraph": "_forward_graph",
+    "WhileBodyGradFuncGraph": "_forward_graph",
+    "ops.Operation": "_clear_attr _from_c_op _id _set_device",
+    "EagerFunc": "_func",
+    "BaseResourceVariable": "_strided_slice_assign "
     "_cached_value _shared_name _unique_id batch_scatter_update scatter_add scatter_nd_update scatter_update sparse_read",
 }
 """The private attributes that are read, written or called: the class or module that has them, and their names."""
@@ -105,73 +96,50 @@ OVERRIDDEN = {
         "_clip_gradients": "gradients are clipped after the all-reduce",
         "_get_current_learning_rate": "a schedule counts updates, not calls",
     },
-    f"{_DISTRIBUTE}.cross_device_utils:CollectiveReplicaLauncher": {
+    "CollectiveReplicaLauncher": {
         "_all_gather": "the ring of CPUs ends the process where it gathers nothing"
     },
     "keras:Model": {"_maybe_build": "a model that replicas call first is built once, and not in their graph"},
-    "keras:callbacks.ModelCheckpoint": {
+    "ModelCheckpoint": {
         "_save_model": "files are written atomically, by the chief, and the best are kept",
         "_should_save_on_batch": _ONCE,
         "_is_improvement": "NaN is never better",
     },
     "keras:callbacks.ProgbarLogger": {"_update_progbar": _ONCE, "_finalize_progbar": _ONCE},
-    "keras:callbacks.TensorBoard": {
+    "TensorBoard": {
         "_collect_learning_rate": "a model of a custom loop may have no optimizer",
         "_compute_steps_per_second": _ONCE,
         "_write_keras_model_train_graph": "the graph is that of our own step function",
     },
-    f"{_DISTRIBUTE}.collective_all_reduce_strategy:CollectiveAllReduceExtended": {
+    "CollectiveAllReduceExtended": {
         "_initialize_multi_worker": "a cluster is joined within a stated time",
         "_initialize_local_devices": "a worker of CPUs may have several replicas",
         "_create_variable": "workers create the same variables in the same order",
     },
-    "tensorflow.python.framework.ops:Graph": {
+    "ops.Graph": {
         "_add_new_tf_operations": "operations of a graph for shapes alone need no devices, which cost most of the time",
         "_get_function": "functions in functions, of many levels, would each have the functions of all deeper levels",
         "_add_function_recursive": "functions in functions, of many levels, would each have those of all deeper levels",
     },
-    f"{_DISTRIBUTE}.coordinator.cluster_coordinator:WorkerPreemptionHandler": {
+    "WorkerPreemptionHandler": {
         "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",
     },
 }
 """The private methods of Keras and TensorFlow that classes of ours override: the class, the names, and why."""
 
 
-def find_missing_attributes() -> list[str]:
-    """Return the names of the tables, and those that are replaced, that the installed versions lack, as `Owner.name`."""
-    from .patches import REPLACED, WRAPPED
-
-    tables = [(pkgutil.resolve_name(owner), names.split()) for owner, names in ATTRIBUTES.items()]
-    tables += [(pkgutil.resolve_name(owner), list(names)) for owner, names in OVERRIDDEN.items()]
-    tables += [(each.owner, [each.name]) for each in (*REPLACED, *WRAPPED)]
-    found = []
-    for owner, names in tables:
-        lacking = {name for name in names if not hasattr(owner, name)}
-        lacking -= set(_set_by_methods(owner, lacking)) if lacking else set()
-        found += [f"{owner.__name__}.{name}" for name in sorted(lacking)]
-    return found
-
-
-def _set_by_methods(cls: Any, names: set[str]) -> Iterator[str]:
-    """Yield the names that a method of the class, or of a base class, sets on its objects."""
-    for base in getattr(cls, "__mro__", ()):
-        for member in vars(base).values():
-            member = inspect.unwrap(getattr(member, "fget", None) or getattr(member, "__func__", member))
-            if isinstance(member, types.FunctionType) and names.intersection(member.__code__.co_names):
-                made = (each.argval for each in dis.get_instructions(member) if each.opname == "STORE_ATTR")
-                yield from names.intersection(made)
-
-
-def describe_unsupported(lacking: str) -> str:
-    """Return the error for versions that lack a name."""
+def describe_unsupported(lacking: str, part: str = "Unisono") -> str:
+    """Return the error for versions that lack a name, without which `part` cannot work."""
     wanted = " and ".join(f"{name}{bounds}" for name, bounds in SUPPORTED.items())
     found = " and ".join(f"{name} {find_version(name)}" for name in SUPPORTED)
-    return f"Unisono needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
+    return f"{part} needs {wanted}, but found {found}, which lack {lacking}: install supported versions."
 
 
 def find_version(name: str) -> str:
-    """Return the installed version of a package."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+    """Return the version of a package, or of its nightly build."""
+    if version := getattr(sys.modules.get(name), "__version__", None):
+        return version
+    for package in (name, f"{name}-nightly", f"{name.replace('tensorflow', 'tf')}-nightly"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return "not installed"

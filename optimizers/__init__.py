@@ -6,6 +6,7 @@ from typing import Any as _Any
 import keras as _keras
 
 from ..compat.keras_private.serialization import our_classes as _our_classes
+from ..compat.upstream import need as _need
 from . import multi_optimizer as _multi_optimizer  # noqa: F401  (registers its class)
 from . import schedules
 from .adoption import adopt
@@ -32,6 +33,7 @@ from .stages.transformers import (
 if TYPE_CHECKING:
     from .signatures import *  # noqa: F403
 
+_need("Unisono")
 OptimizerMap = _keras.optimizers.OptimizerMap
 
 _published = {

@@ -10,6 +10,7 @@ from ..compat.keras_private.optimizers import (
     find_wrapped_optimizers,
     index_of_optimizer,
 )
+from ..compat.upstream import need
 from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show, takes_arguments
 from .adoption import adopt, register_class
@@ -28,6 +29,7 @@ class MultiOptimizer(keras.optimizers.MultiOptimizer, Optimizer):
     def __init__(
         self, optimizer_map: Any, *args: Any, gradient_aggregator: Any = None, **kwargs: Any
     ) -> None:
+        need("`MultiOptimizer`")
         if not isinstance(optimizer_map, keras.optimizers.OptimizerMap) and not (
             callable(optimizer_map)
             and not isinstance(optimizer_map, type)

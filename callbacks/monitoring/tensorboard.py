@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private import callbacks as private
+from ...compat.upstream import need
 from ...distribute.arguments import truth, whole_number
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.storage import is_store_url, storage_path, tensorflow_path
@@ -50,6 +51,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         embeddings_freq: int = 0,
         embeddings_metadata: Any = None,
     ) -> None:
+        need("`TensorBoard`")
         path_of = storage_path if is_store_url(log_dir) else tensorflow_path
         place = path_of("log_dir", log_dir)
         super().__init__(

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from ...compat.keras_private.callbacks import choose_monitor_op, path_to_save, should_save
+from ...compat.upstream import need
 from ...distribute.arguments import number, truth, whole_number
 from ...distribute.objects import is_remote, upload
 from ...distribute.sharding.whole_reads import read_together
@@ -79,6 +80,7 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         keep_best: int | None = None,
         keep_last: int | None = None,
     ):
+        need("`ModelCheckpoint`")
         check_template("`filepath`", filepath)
         place = storage_path("filepath", filepath)
         filepath = str(place)

@@ -1,13 +1,13 @@
 """The graph of a functional model: its nodes in order, and how one is called."""
 
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-from keras.src.layers.input_spec import assert_input_compatibility
-from keras.src.models.functional import Functional, operation_fn, unpack_singleton
 
+from ..places import Functional, input_spec, unpack_singleton
 from . import private_method
 
 _AS_KERAS = "_unisono_calls_as_keras"
@@ -96,22 +96,28 @@ def pack_outputs(graph: Any, outputs: Sequence[Any]) -> Any:
 def run_node(node: Any, values: dict[int, Any], training: bool) -> list[Any]:
     """Call a node's operation on the values of its inputs; return the values of its outputs, flat."""
     args, kwargs = node.arguments.fill_in(values)
-    outputs = operation_fn(node.operation, training=training)(*args, **kwargs)
-    return keras.tree.flatten(outputs)
+    if "training" in getattr(node.operation, "_call_context_args", ()):
+        kwargs["training"] = training
+    return keras.tree.flatten(node.operation(*args, **kwargs))
 
 
 def first_error(error: BaseException) -> BaseException:
     """Return the error that Keras replaced by one of its type, to add the arguments of a call; else `error`."""
-    while error.__suppress_context__ and error.__cause__ is None and type(error.__context__) is type(error):
-        error = error.__context__  # pyright: ignore[reportAssignmentType]
+    while type(inner := error.__cause__ or error.__context__) is type(error):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not (_is_of_keras(frame) if error.__cause__ else error.__suppress_context__):
+            break
+        error = inner  # pyright: ignore[reportAssignmentType]
     return error
+
+
+def _is_of_keras(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").startswith("keras.src.")
 
 
 def find_rejected_shapes(error: BaseException) -> list[list[int | None]]:
     """Return the shapes, without the batch, of inputs that a layer's `input_spec` rejected; none if the cause differs."""
-    checks = (
-        frame.f_locals["inputs"]
-        for frame, _ in traceback.walk_tb(first_error(error).__traceback__)
-        if frame.f_code is assert_input_compatibility.__code__
-    )
-    return [list(each.shape[1:]) for inputs in checks for each in keras.tree.flatten(inputs)]
+    frames = [frame for frame, _ in traceback.walk_tb(first_error(error).__traceback__)]
+    checks = [frame.f_locals for frame in frames if frame.f_globals is vars(input_spec)]
+    found = keras.tree.flatten([given.get("inputs", given.get("x")) for given in checks])
+    return [list(each.shape[1:]) for each in found if hasattr(each, "shape")]

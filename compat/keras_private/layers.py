@@ -8,12 +8,15 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend import get_keras_mask, set_keras_mask
-from keras.src.backend.common import global_state
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
-from tensorflow.python.saved_model.function_deserialization import RestoredFunction
 
+from ..places import (
+    ConcreteFunction,
+    RestoredFunction,
+    get_keras_mask,
+    global_state,
+    in_symbolic_scope,
+    set_keras_mask,
+)
 from ..shared_change import share_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]

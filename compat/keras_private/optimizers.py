@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.optimizers import optimizer as keras_optimizer
 
+from ..places import KerasOptimizer
 from . import private_method
 
 
@@ -30,7 +30,7 @@ def overwritten_by_gradient(variable: Any) -> bool:
 
 def build_base_optimizer(optimizer: keras.optimizers.LossScaleOptimizer, variables: list[Any]) -> None:
     """Call `Optimizer.build`, past `LossScaleOptimizer.build`, which would create the scale's variables again."""
-    keras_optimizer.Optimizer.build(optimizer, variables)
+    KerasOptimizer.build(optimizer, variables)
 
 
 def set_strategy(optimizer: keras.optimizers.Optimizer, strategy: Any) -> None:

@@ -4,12 +4,8 @@ import random
 from typing import Any
 
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from keras.src.random import seed_generator
-from keras.src.utils import rng_utils
-from tensorflow.python.eager import context
-from tensorflow.python.ops import stateful_random_ops
 
+from ..places import context, global_state, rng_utils, seed_generator, stateful_random_ops
 from .variables import direct_writes
 
 _OF_ONE_THREAD = ("stateless_scope", "symbolic_scope", "name_scope_stack", "uninitialized_variables")

@@ -3,10 +3,8 @@
 from typing import Any
 
 import keras
-from keras.src.api_export import REGISTERED_OBJS_TO_NAMES
-from keras.src.saving.keras_saveable import KerasSaveable
-from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
-from keras.src.saving.serialization_lib import deserialize_keras_object
+
+from ..places import GLOBAL_CUSTOM_NAMES, REGISTERED_OBJS_TO_NAMES, KerasSaveable, deserialize_keras_object
 
 __all__ = ["deserialize_keras_object"]
 

@@ -9,20 +9,23 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import keras
-from keras.src.backend import compute_output_spec, get_keras_mask
-from keras.src.backend.tensorflow.trainer import (
-    TensorFlowTrainer,
-    convert_to_np_if_not_ragged,
-    potentially_ragged_concat,
-)
-from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.models.functional import Functional as KerasFunctional
-from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics, MetricsList
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer as KerasTrainer
-from keras.src.utils import traceback_utils
-from keras.src.utils.python_utils import pythonify_logs
 
+from ..places import (
+    CompileLoss,
+    CompileMetrics,
+    KerasTrainer,
+    MetricsList,
+    TensorFlowTrainer,
+    compute_output_spec,
+    convert_to_np_if_not_ragged,
+    get_keras_mask,
+    potentially_ragged_concat,
+    pythonify_logs,
+    squeeze_or_expand_to_same_rank,
+    traceback_utils,
+    unpack_x_y_sample_weight,
+)
+from ..places import Functional as KerasFunctional
 from ..shared_change import share_attribute
 from ..wrong_use import WrongUse
 from . import private_method

@@ -9,9 +9,8 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
+from ..places import BaseResourceVariable, ResourceVariable, global_state
 from ..shared_change import share_attributes
 from ..side_table import SideTable
 

@@ -5,12 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
-from tensorflow.python.framework import op_callbacks
-from tensorflow.python.framework.func_graph import FuncGraph
-from tensorflow.python.ops.resource_variable_ops import variable_accessed
 
 from ..keras_private.variables import is_plain
+from ..places import FuncGraph, op_callbacks, record, variable_accessed
 from .edges import copy_operation, holds_functions
 
 

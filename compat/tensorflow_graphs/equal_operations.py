@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record
 
+from ..places import record
 from ..thread_context import tracing
 
 _OF_SCALARS = """

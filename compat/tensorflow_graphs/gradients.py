@@ -4,10 +4,8 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager.backprop import _gradient_function
-from tensorflow.python.framework import op_callbacks
 
+from ..places import gradient_function, op_callbacks, pywrap_tfe
 from ..thread_context import tracing
 
 _OF_A_GRADIENT = "_unisono_of_a_gradient"  # attribute of an operation
@@ -26,7 +24,7 @@ def count_as_gradient(op: tf.Operation) -> None:
 def _differentiate(*arguments: Any) -> Any:
     """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph."""
     if tf.executing_eagerly():
-        return _gradient_function(*arguments)
+        return gradient_function(*arguments)
     current: Any = tf.compat.v1.get_default_graph()
     before = current.version
 
@@ -41,7 +39,7 @@ def _differentiate(*arguments: Any) -> Any:
     op_callbacks.add_op_callback(mark)
     try:
         with recording:
-            return _gradient_function(*arguments)
+            return gradient_function(*arguments)
     finally:
         op_callbacks.remove_op_callback(mark)
 

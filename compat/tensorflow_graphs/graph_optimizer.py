@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf.config_pb2 import ConfigProto
-from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
-from tensorflow.python.eager import context
+
+from ..places import ConfigProto, RewriterConfig, context
 
 # TensorFlow's function call options, and our modified copies.
 _made: list[tuple[Any, Any]] = []

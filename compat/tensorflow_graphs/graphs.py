@@ -10,13 +10,18 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.autograph.core import ag_ctx
-from tensorflow.python.autograph.core.ag_ctx import control_status_ctx
-from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
-from tensorflow.python.eager import context
-from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
-from tensorflow.python.framework import config, op_def_registry, ops
 
+from ..places import (
+    ag_ctx,
+    autograph_artifact,
+    config,
+    context,
+    control_status_ctx,
+    op_def_registry,
+    ops,
+    py_func_from_autograph,
+    tf_convert,
+)
 from .gradients import is_of_a_gradient
 
 __all__ = ["control_status_ctx"]

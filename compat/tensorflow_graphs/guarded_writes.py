@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable, ResourceVariable
 
+from ..places import BaseResourceVariable, ResourceVariable
 from ..shared_change import share_attribute
 from ..thread_context import tracing
 

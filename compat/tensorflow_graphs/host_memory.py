@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
+from ..places import kernels
 from ..side_table import SideTable
 from .graphs import SHAPES
 

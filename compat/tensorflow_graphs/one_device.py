@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext
-from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
-from tensorflow.python.ops import control_flow_util_v2
-from tensorflow.python.ops.handle_data_util import copy_handle_data
-from tensorflow.python.saved_model import save_context
 
+from ..places import (
+    OptionalXlaContext,
+    control_flow_util_v2,
+    copy_handle_data,
+    function_def_to_graph,
+    save_context,
+)
 from .gradients import count_as_gradient, is_of_a_gradient
 
 # Attributes that name other operations of the traced graph, and that are of a traced backward pass.

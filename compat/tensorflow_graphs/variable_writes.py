@@ -5,12 +5,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_callbacks
-from tensorflow.python.framework.auto_control_deps_utils import (
-    RESOURCE_READ_OPS,
-    get_read_write_resource_inputs,
-)
 
+from ..places import RESOURCE_READ_OPS, get_read_write_resource_inputs, op_callbacks
 from .one_device import find_distributed_variable
 
 

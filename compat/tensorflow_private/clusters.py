@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
-from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
-from tensorflow.python.eager import context
 
 from ..patches import wrap
+from ..places import CollectiveAllReduceExtended, context
+from ..upstream import need
 
 
 def _context() -> Any:
@@ -111,6 +111,7 @@ def guard_multi_worker_strategies(
                 return super()._create_variable(next_creator, **{**kwargs, "initial_value": initial_value})
 
     def initialize_strategy(original: Any, self: Any, cluster_resolver: Any, devices: Any) -> None:
+        need("Training on several workers")
         reads = isinstance(cluster_resolver, tf.distribute.cluster_resolver.TFConfigClusterResolver)
         if not devices and reads:
             check()

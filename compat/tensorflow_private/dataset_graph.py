@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import data_service_pb2
-from tensorflow.python.data.util import structure
-from tensorflow.python.framework import op_def_registry
 
+from ..places import data_service_pb2, op_def_registry, structure
 from .pipelines import PYTHON_CALLS, STATE_PREFIXES, dataset_graph, datasets_of, python_functions_of
 
 _MOST_HELD = 2**26  # bytes

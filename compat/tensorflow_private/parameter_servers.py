@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.distribute.coordinator import cluster_coordinator, coordinator_context
-from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
 from ..patches import add, wrap
+from ..places import ShardedVariable, WorkerPreemptionHandler, coordinator_context, tensorflow_server_pb2
 from ..shared_change import share_attribute
 
 __all__ = ["ShardedVariable"]
 
 
-class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
+class _PartialRecovery(WorkerPreemptionHandler):
     """Reconnects to the available workers. TensorFlow's own version waits until all are available, possibly for ever."""
 
     answers: Callable[[str, int], bool]
@@ -44,7 +42,7 @@ class _PartialRecovery(cluster_coordinator.WorkerPreemptionHandler):
 def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> None:
     """Let the coordinator continue after a loss with the workers for which `answers("worker", index)` is true."""
     handler = coordinator._cluster.failure_handler
-    if type(handler) is not cluster_coordinator.WorkerPreemptionHandler:
+    if type(handler) is not WorkerPreemptionHandler:
         return
     whole = handler.__dict__.pop("_server_def")
     handler.__class__ = _PartialRecovery

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
-from tensorflow.python.data.ops.dataset_ops import DatasetV2
-from tensorflow.python.ops.script_ops import _py_funcs
 
 from ..patches import wrap
+from ..places import DatasetV2, py_funcs
 from ..tensorflow_graphs.graphs import draws, nodes_of
 
 PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
@@ -155,7 +154,7 @@ def _gives_new_order(name: str) -> bool:
 
 def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
     """Yield the user's functions behind an operation that calls Python, which has the attribute `token`."""
-    function = _py_funcs.get(token.decode())
+    function = py_funcs.get(token.decode())
     function = getattr(function, "_func", function)  # of an EagerFunc
     if function is None:
         return

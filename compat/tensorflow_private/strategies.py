@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.client import pywrap_tf_session
-from tensorflow.python.distribute import device_util
-from tensorflow.python.distribute.cross_device_utils import CollectiveReplicaLauncher
-from tensorflow.python.distribute.mirrored_run import _MirroredReplicaContext
-from tensorflow.python.distribute.values import PerReplica
-from tensorflow.python.eager import context
-from tensorflow.python.ops import stateful_random_ops
-from tensorflow.python.ops.collective_ops import all_to_all_v2
 
+from ..places import (
+    CollectiveReplicaLauncher,
+    MirroredReplicaContext,
+    PerReplica,
+    all_to_all_v2,
+    context,
+    device_util,
+    pywrap_tf_session,
+    pywrap_tfe,
+    stateful_random_ops,
+)
 from ..shared_change import share_attribute
 from ..thread_context import tracing
 from ..wrong_use import WrongUse
@@ -95,7 +97,7 @@ def check_merges(check: Callable[[], None]) -> contextlib.AbstractContextManager
         return merge
 
     replica = tf.distribute.get_replica_context()
-    if not isinstance(replica, _MirroredReplicaContext):
+    if not isinstance(replica, MirroredReplicaContext):
         return contextlib.nullcontext()
     return share_attribute(replica, "_merge_call", checked)
 

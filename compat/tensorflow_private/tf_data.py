@@ -9,8 +9,8 @@ import time
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.data.util import structure
 
+from ..places import structure
 from .pipelines import datasets_of
 
 _log = logging.getLogger("unisono")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import record, tape
-from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+from ..places import UninitializedVariable, record, tape
 
 _SMALL = 4096  # elements; Python reads counters, rates and seeds while a model is made
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.patches import SERVERS
 from ...compat.tensorflow_private.parameter_servers import resolver_of
+from ...compat.upstream import need
 from ..arguments import number, show, whole_number
 from ..environment import peer_timeout
 from ..workers.cluster import ClusterError, read_cluster
@@ -45,6 +47,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         backup_workers: None = None,
         timeout: float | None = None,
     ) -> None:
+        need(SERVERS)
         if cluster_resolver is None:
             if read_cluster() is None:
                 raise ClusterError(

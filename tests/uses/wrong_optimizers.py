@@ -24,6 +24,8 @@ def _range(name: str, argument: str, cure: str, *values: Any, **others: Any) -> 
     }
 
 
+OF_KERAS = r"of at least 0 and of at most 1|in the range \[0, 1\]"  # Keras 3.16 checks it, too
+
 OPTIMIZERS: dict[str, Use] = {
     **_range("SGD", "learning_rate", "at least 0", -0.1, NAN, "0.1", None, [0.1], True, float("inf")),
     **_range("Adam", "beta_1", "of at least 0 and below 1", 1.5, -0.1, NAN, "0.9", None),
@@ -31,8 +33,8 @@ OPTIMIZERS: dict[str, Use] = {
     **_range("Adam", "epsilon", "at least 0", -1.0, NAN, "1e-7", None),
     **_range("SGD", "momentum", "of at least 0 and of at most 1", NAN),
     **_range("SGD", "momentum", r"float between \[0, 1\]", 1.5, -0.5, "0.9"),
-    **_range("RMSprop", "rho", "of at least 0 and of at most 1", 1.5, NAN),
-    **_range("Adadelta", "rho", "of at least 0 and of at most 1", -0.5),
+    **_range("RMSprop", "rho", OF_KERAS, 1.5, NAN),
+    **_range("Adadelta", "rho", OF_KERAS, -0.5),
     **_range("AdamW", "weight_decay", "at least 0", -0.1, "0.1"),
     **_range("SGD", "clipnorm", "above 0", 0, -1.0, NAN, "1"),
     **_range("SGD", "clipvalue", "above 0", 0, -1.0),
@@ -46,7 +48,7 @@ OPTIMIZERS: dict[str, Use] = {
     **_range("SGD", "nesterov", "True or False", "yes"),
     **_range("Adam", "amsgrad", "True or False", "no"),
     **_range("SGD", "use_ema", "True or False", "yes"),
-    **_range("Adagrad", "initial_accumulator_value", "at least 0", -1.0),
+    **_range("Adagrad", "initial_accumulator_value", "at least 0|non-negative", -1.0),
     **_range("Adafactor", "clip_threshold", "above 0", -1.0),
     **_range("Muon", "ns_steps", "whole number", 2.5),
     **_range("ScheduleFreeAdamW", "warmup_steps", "whole number", -1),

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any, NamedTuple
 
+from ..compat.versions import SUPPORTED, find_version
 from ..distribute.environment import LONGEST_TIMEOUT, without_password
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
@@ -21,11 +21,16 @@ from .parser import Parser, at_least
 PARSER = Parser(
     "doctor",
     "Show the versions, devices and cluster of this machine, and its problems.",
-    ["--timeout 60", "--path s3://bucket/run", "--json > findings.json"],
+    ["--timeout 60", "--path s3://bucket/run", "--json > findings.json", "--upstream"],
     {0: "nothing is wrong", 1: "a problem was found"},
 )
 PARSER.add_argument("--json", action="store_true", help="print the findings as JSON, for other programs")
 PARSER.add_argument("--path", help="a folder or a URL: write, read, list and delete a file there")
+PARSER.add_argument(
+    "--upstream",
+    action="store_true",
+    help="for maintainers: list what the installed Keras and TensorFlow have changed of what Unisono uses, and nothing else",
+)
 _seconds = at_least(float, 1, LONGEST_TIMEOUT)
 PARSER.add_argument("--timeout", type=_seconds, default=180.0, help="seconds for TensorFlow (default: 180)")
 
@@ -43,7 +48,7 @@ class Finding(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Print the findings; return 0 if nothing is wrong, 1 if something is."""
     options = PARSER.parse_args(argv)
-    findings = [*examine(options.timeout), *storage(options.path)]
+    findings = list(upstream()) if options.upstream else [*examine(options.timeout), *storage(options.path)]
     dicts = [dict(zip(Finding.__annotations__, f)) for f in findings]
     print(json.dumps(dicts, indent=1) if options.json else as_text(findings))
     return int(any(f.problem for f in findings))
@@ -52,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 def examine(seconds: float) -> Iterator[Finding]:
     """Examine everything; TensorFlow runs in a process that may take `seconds`."""
     own = {"python": platform.python_version(), "system": platform.platform(), "unisono": __version__}
-    own |= {name: metadata.version(name) for name in ("tensorflow", "keras")}
+    own |= {name: find_version(name) for name in SUPPORTED}
     yield from (Finding("versions", *each) for each in own.items())
     yield from gpus(found := read_gpus(), complaint())
     yield from tensorflow(*run_probe(os.environ, seconds), bool(found), os.environ)
@@ -61,6 +66,14 @@ def examine(seconds: float) -> Iterator[Finding]:
         yield Finding("ports", "on 127.0.0.1", f"free, for instance {free_ports(1)[0]}")
     except OSError as error:
         yield Finding("ports", "on 127.0.0.1", "none", f"Workers cannot talk: allow ports ({error}).")
+
+
+def upstream() -> Iterator[Finding]:
+    """Yield the versions, and each private name that is missing, moved or changed since the versions that were tested."""
+    from ..compat.upstream import find_changes  # imports TensorFlow
+
+    yield from (Finding("versions", name, find_version(name)) for name in SUPPORTED)
+    yield from (Finding("changed", *each) for each in find_changes())
 
 
 def gpus(found: list[Gpu], complaint: str) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from ....compat.tensorflow_private.tf_data import (
     end_iterator,
     save_exactly,
 )
+from ....compat.upstream import need
 from ....state.identity.described_functions import text_of_value
 from ....state.identity.described_values import checksum
 from ..batch import batch_spec, digest_of, is_dense
@@ -63,6 +64,7 @@ class DatasetSource(Source):
         compared: bool = False,
         named: Sequence[Any] = (),
     ) -> None:
+        need("Training from a `tf.data.Dataset`")
         self._by_replica = by_replica
         if compared:
             self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2])

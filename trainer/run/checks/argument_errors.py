@@ -50,7 +50,9 @@ def explain_errors(
         yield
     except ArgumentError:
         raise
-    except _ERRORS as error:
+    except (*_ERRORS, AttributeError) as error:
+        if isinstance(error, AttributeError) and not isinstance(error.__context__, _ERRORS):
+            raise  # Keras raises one while it describes another error, where a target is absent
         sentence = sentence_in(error)
         if sentence is None and first:
             samples = batch_size or _SAMPLES

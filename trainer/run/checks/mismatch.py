@@ -252,7 +252,7 @@ def _reason(error: Exception) -> str:
 
 def _line_of_users(error: Exception) -> str:
     """Return the line of user code that raised an error, as " (file, line 3)"; "" where there is none."""
-    stack = traceback.extract_tb(error.__traceback__)
+    stack = traceback.extract_tb(first_error(error).__traceback__)
     libraries = ("/keras/", "/tensorflow/", "/unisono/")
     own = [frame for frame in stack if not any(name in frame.filename for name in libraries)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
