@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .places import PART_OF, find_owner, tf_stack
 from .shared_change import share_change
+from .upstream_places import PART_OF, find_owner, tf_stack
 from .versions import describe_unsupported
 
 WRITES_OF_PLACES = ("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "batch_scatter_update")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .patches import REPLACED, WRAPPED
-from .places import PART_OF, Missing, find_owner, find_places
+from .upstream_places import PART_OF, Missing, find_owner, find_places
 from .versions import ATTRIBUTES, OVERRIDDEN, describe_unsupported
 
 _HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ def need(part: str) -> None:
 
 @functools.cache
 def find_missing() -> tuple[str, ...]:
-    """Return the names that the installed versions lack: of `places.py`, or as `Owner.name`."""
+    """Return the names that the installed versions lack: of `upstream_places.py`, or as `Owner.name`."""
     return tuple(name for name in list_names() if isinstance(look_up(name), Missing))
 
 
@@ -107,19 +107,23 @@ def _modules_with(name: str, value: Any = None) -> list[str]:
 
 
 _ROOTS = ("keras.src.", "tensorflow.python.")
+_PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "state", "trainer")
 
 
 def _list_uses() -> dict[str, set[str]]:
-    """Return the files that use each name of `places.py`, and each attribute of one, as `name.attribute`."""
+    """Return the files that use each name of `upstream_places.py`, and each attribute of one, as `name.attribute`."""
     found: dict[str, set[str]] = {}
-    for path in _HERE.rglob("*.py"):
+    for path in (path for package in _PACKAGES for path in (_HERE.parent / package).rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
-        imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "places"]
+        imports = [
+            n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").endswith("upstream_places")
+        ]
         ours = {
             each.asname or each.name: each.name for n in imports for each in n.names if each.name in PART_OF
         }
-        read = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
-        names = [f"{ours[n.value.id]}.{n.attr}" for n in read if n.value.id in ours]
+        read = [(n.value, n.attr) for n in nodes if isinstance(n, ast.Attribute)]
+        read = read if path.is_relative_to(_HERE) else []  # others use public attributes
+        names = [f"{ours[v.id]}.{attr}" for v, attr in read if isinstance(v, ast.Name) and v.id in ours]
         for name in (*ours.values(), *names):
             found.setdefault(name, set()).add(str(path.relative_to(_HERE.parent)))
     return found
@@ -134,7 +138,7 @@ def _find_files(name: str) -> list[str]:
 
 
 def list_forms() -> dict[str, str]:
-    """Return the form of every name, and of every attribute that is used of a module of `places.py`."""
+    """Return the form of every name, and of every attribute that is used of a module of `upstream_places.py`."""
     return {name: describe(name) for name in dict.fromkeys([*list_names(), *_list_uses()])}
 
 

@@ -1,6 +1,6 @@
 """The supported versions, and the private attributes that are used of Keras and TensorFlow.
 
-The owners in the tables are public names (`keras:Model`), names of `places.py`, or attributes of these.
+The owners in the tables are public names (`keras:Model`), names of `upstream_places.py`, or attributes of these.
 """
 
 import contextlib

@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.layers import get_keras_mask, in_symbolic_scope, set_keras_mask
 from ..compat.tensorflow_private.strategies import prepare_collectives
+from ..compat.upstream_places import get_keras_mask, in_symbolic_scope, set_keras_mask
 from ..compat.wrong_use import WrongUse
 from .arguments import show
 from .replicas import all_reduce_sum_packed, from_carrier, num_replicas, to_carrier

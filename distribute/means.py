@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
-from ..compat.keras_private.layers import in_symbolic_scope
+from ..compat.upstream_places import in_symbolic_scope
 from ..compat.wrong_use import WrongUse
 from .arguments import one_of, show, whole_number
 from .mesh import mesh_of

@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.tensorflow_private.strategies import PerReplica, gather_in_group, launcher_in_group
+from ..compat.tensorflow_private.strategies import gather_in_group, launcher_in_group
+from ..compat.upstream_places import PerReplica
 from .replicas import from_carrier, local_replica_index, to_carrier
 from .step_context import note_collective
 from .workers.agreement import first_local_replica, spans_workers

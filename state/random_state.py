@@ -167,7 +167,7 @@ def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[
             yield path, value
         if isinstance(value, dict) and "__builtins__" in value:  # of a module: one path, whatever led here
             names = sorted(name for name in value if not name.startswith("__"))
-            path, parts = str(value["__name__"]), [(f".{name}", value[name]) for name in names]
+            path, parts = str(value.get("__name__", path)), [(f".{name}", value[name]) for name in names]
         waiting += [(f"{path}{name}", part) for name, part in parts[::-1] if type(part) not in _PLAIN]
 
 

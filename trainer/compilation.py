@@ -6,14 +6,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.serialization import deserialize_keras_object, our_classes
-from ..compat.keras_private.training import (
-    KerasTrainer,
-    TensorFlowTrainer,
-    compile_config,
-    filter_traceback,
-    strategy_of,
-)
+from ..compat.keras_private.serialization import our_classes
+from ..compat.keras_private.training import compile_config, filter_traceback, strategy_of
+from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer, deserialize_keras_object
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..state.trained_model import FitState, TrainedModel, record_of

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..compat.keras_private.training import KerasFunctional
+from ..compat.upstream_places import Functional as KerasFunctional
 from ..distribute.arguments import show, takes_arguments, truth, whole_number
 from ..state.trained_model import TrainedModel
 from .inputs.batch import name_leaves

@@ -20,8 +20,9 @@ from ..compat.keras_private.serialization import (
     save_under,
     unpickle,
 )
-from ..compat.keras_private.training import KerasFunctional, TensorFlowTrainer
 from ..compat.patches import wrap
+from ..compat.upstream_places import Functional as KerasFunctional
+from ..compat.upstream_places import TensorFlowTrainer
 from ..distribute.arguments import show, truth
 from ..distribute.moved_variables import prepare_variables
 from ..distribute.objects import download

@@ -16,8 +16,9 @@ from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.seed_generators import thread_state
 from ..compat.keras_private.training import makes_variables_late
-from ..compat.tensorflow_graphs.graphs import control_status_ctx, convert_as_in, leave_as_written
+from ..compat.tensorflow_graphs.graphs import convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
+from ..compat.upstream_places import control_status_ctx
 from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show
 from ..distribute.gathering import gather_for_step

@@ -4,7 +4,8 @@ from typing import Any
 
 import keras
 
-from ..compat.keras_private.training import convert_to_np_if_not_ragged, logs_in_order, pythonify_logs
+from ..compat.keras_private.training import logs_in_order
+from ..compat.upstream_places import convert_to_np_if_not_ragged, pythonify_logs
 from ..state.trained_model import TrainedModel
 from . import fit_checks
 from .compilation import runner_of

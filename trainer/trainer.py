@@ -9,14 +9,9 @@ import keras
 import tensorflow as tf
 
 from ..compat.keras_private.functional import calls_as_keras
-from ..compat.keras_private.training import (
-    KerasTrainer,
-    TensorFlowTrainer,
-    check_compiled,
-    filter_traceback,
-    logs_in_order,
-)
+from ..compat.keras_private.training import check_compiled, filter_traceback, logs_in_order
 from ..compat.patches import wrap_within
+from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer
 from ..distribute.arguments import check_names
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step

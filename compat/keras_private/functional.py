@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ..places import Functional, input_spec, unpack_singleton
+from ..upstream_places import Functional, input_spec, unpack_singleton
 from . import private_method
 
 _AS_KERAS = "_unisono_calls_as_keras"
@@ -45,7 +45,7 @@ flat_inputs = private_method("_standardize_inputs")
 
 def find_declared_inputs(model: Any) -> Any:
     """Return the symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
-    graph = model._functional if isinstance(model, keras.Sequential) else model
+    graph: Any = model._functional if isinstance(model, keras.Sequential) else model
     return graph._inputs_struct if isinstance(graph, Functional) else None
 
 

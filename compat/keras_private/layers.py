@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..places import (
+from ..shared_change import share_attribute
+from ..upstream_places import (
     ConcreteFunction,
     RestoredFunction,
     get_keras_mask,
@@ -17,7 +18,6 @@ from ..places import (
     in_symbolic_scope,
     set_keras_mask,
 )
-from ..shared_change import share_attribute
 
 __all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..places import KerasOptimizer
+from ..upstream_places import KerasOptimizer
 from . import private_method
 
 

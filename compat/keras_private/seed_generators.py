@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import context, global_state, rng_utils, seed_generator, stateful_random_ops
+from ..upstream_places import context, global_state, rng_utils, seed_generator, stateful_random_ops
 from .variables import direct_writes
 
 _OF_ONE_THREAD = ("stateless_scope", "symbolic_scope", "name_scope_stack", "uninitialized_variables")

@@ -4,7 +4,12 @@ from typing import Any
 
 import keras
 
-from ..places import GLOBAL_CUSTOM_NAMES, REGISTERED_OBJS_TO_NAMES, KerasSaveable, deserialize_keras_object
+from ..upstream_places import (
+    GLOBAL_CUSTOM_NAMES,
+    REGISTERED_OBJS_TO_NAMES,
+    KerasSaveable,
+    deserialize_keras_object,
+)
 
 __all__ = ["deserialize_keras_object"]
 

@@ -10,23 +10,14 @@ from typing import Any, TypeVar, cast
 
 import keras
 
-from ..places import (
-    CompileLoss,
-    CompileMetrics,
+from ..shared_change import share_attribute
+from ..upstream_places import (
     KerasTrainer,
-    MetricsList,
-    TensorFlowTrainer,
     compute_output_spec,
-    convert_to_np_if_not_ragged,
     get_keras_mask,
-    potentially_ragged_concat,
-    pythonify_logs,
-    squeeze_or_expand_to_same_rank,
     traceback_utils,
     unpack_x_y_sample_weight,
 )
-from ..places import Functional as KerasFunctional
-from ..shared_change import share_attribute
 from ..wrong_use import WrongUse
 from . import private_method
 from .functional import find_known_outputs

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..places import BaseResourceVariable, ResourceVariable, global_state
 from ..shared_change import share_attributes
 from ..side_table import SideTable
+from ..upstream_places import BaseResourceVariable, ResourceVariable, global_state
 
 _SCOPE = "stateless_scope"
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..keras_private.variables import is_plain
-from ..places import FuncGraph, op_callbacks, record, variable_accessed
+from ..upstream_places import FuncGraph, op_callbacks, record, variable_accessed
 from .edges import copy_operation, holds_functions
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import record
 from ..thread_context import tracing
+from ..upstream_places import record
 
 _OF_SCALARS = """
 Abs AddV2 Cast Const DivNoNan Equal Exp Floor FloorDiv FloorMod Greater GreaterEqual Identity Less LessEqual Log LogicalAnd

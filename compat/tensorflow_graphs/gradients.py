@@ -5,8 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import gradient_function, op_callbacks, pywrap_tfe
 from ..thread_context import tracing
+from ..upstream_places import gradient_function, op_callbacks, pywrap_tfe
 
 _OF_A_GRADIENT = "_unisono_of_a_gradient"  # attribute of an operation
 

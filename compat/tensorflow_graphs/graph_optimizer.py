@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import ConfigProto, RewriterConfig, context
+from ..upstream_places import ConfigProto, RewriterConfig, context
 
 # TensorFlow's function call options, and our modified copies.
 _made: list[tuple[Any, Any]] = []

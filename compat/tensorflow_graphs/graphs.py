@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..places import (
+from ..upstream_places import (
     ag_ctx,
     autograph_artifact,
     config,

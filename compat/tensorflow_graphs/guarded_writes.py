@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import BaseResourceVariable, ResourceVariable
 from ..shared_change import share_attribute
 from ..thread_context import tracing
+from ..upstream_places import BaseResourceVariable, ResourceVariable
 
 
 @contextlib.contextmanager

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import kernels
 from ..side_table import SideTable
+from ..upstream_places import kernels
 from .graphs import SHAPES
 
 _COMPUTE_SIZES = """

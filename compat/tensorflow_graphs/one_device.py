@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import (
+from ..upstream_places import (
     OptionalXlaContext,
     control_flow_util_v2,
     copy_handle_data,

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import RESOURCE_READ_OPS, get_read_write_resource_inputs, op_callbacks
+from ..upstream_places import RESOURCE_READ_OPS, get_read_write_resource_inputs, op_callbacks
 from .one_device import find_distributed_variable
 
 

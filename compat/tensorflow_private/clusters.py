@@ -8,8 +8,8 @@ import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 
 from ..patches import wrap
-from ..places import CollectiveAllReduceExtended, context
 from ..upstream import need
+from ..upstream_places import CollectiveAllReduceExtended, context
 
 
 def _context() -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import data_service_pb2, op_def_registry, structure
+from ..upstream_places import data_service_pb2, op_def_registry, structure
 from .pipelines import PYTHON_CALLS, STATE_PREFIXES, dataset_graph, datasets_of, python_functions_of
 
 _MOST_HELD = 2**26  # bytes

@@ -8,8 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from ..patches import add, wrap
-from ..places import ShardedVariable, WorkerPreemptionHandler, coordinator_context, tensorflow_server_pb2
 from ..shared_change import share_attribute
+from ..upstream_places import (
+    ShardedVariable,
+    WorkerPreemptionHandler,
+    coordinator_context,
+    tensorflow_server_pb2,
+)
 
 __all__ = ["ShardedVariable"]
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from ..patches import wrap
-from ..places import DatasetV2, py_funcs
 from ..tensorflow_graphs.graphs import draws, nodes_of
+from ..upstream_places import DatasetV2, py_funcs
 
 PYTHON_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 STATE_PREFIXES = (
@@ -161,7 +161,7 @@ def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
     if not function.__module__.startswith("tensorflow."):
         yield function
     for cell in getattr(function, "__closure__", None) or ():
-        owner = getattr(cell.cell_contents, "__self__", None)
+        owner: Any = getattr(cell.cell_contents, "__self__", None)
         if isinstance(owner, DatasetV2._GeneratorState):
             yield owner._generator
 

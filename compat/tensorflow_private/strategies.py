@@ -9,7 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import (
+from ..shared_change import share_attribute
+from ..thread_context import tracing
+from ..upstream_places import (
     CollectiveReplicaLauncher,
     MirroredReplicaContext,
     PerReplica,
@@ -20,8 +22,6 @@ from ..places import (
     pywrap_tfe,
     stateful_random_ops,
 )
-from ..shared_change import share_attribute
-from ..thread_context import tracing
 from ..wrong_use import WrongUse
 
 __all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
@@ -141,8 +141,8 @@ def draw_as_one_device() -> contextlib.AbstractContextManager[None]:
     """Let a generator of TensorFlow, in a `LoneReplica`, draw without the replica's number, which it mixes in otherwise."""
 
     def find_number() -> Any:
-        context = tf.distribute.get_replica_context()
-        return None if isinstance(context, LoneReplica | None) else context.replica_id_in_sync_group
+        replica = tf.distribute.get_replica_context()
+        return None if isinstance(replica, LoneReplica | None) else replica.replica_id_in_sync_group
 
     return share_attribute(stateful_random_ops, "get_replica_id", lambda _: find_number)
 

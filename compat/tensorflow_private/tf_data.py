@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..places import structure
+from ..upstream_places import structure
 from .pipelines import datasets_of
 
 _log = logging.getLogger("unisono")

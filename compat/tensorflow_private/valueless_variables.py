@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..places import UninitializedVariable, record, tape
+from ..upstream_places import UninitializedVariable, record, tape
 
 _SMALL = 4096  # elements; Python reads counters, rates and seeds while a model is made
 

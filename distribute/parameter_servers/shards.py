@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
 from ...compat.patches import SERVERS, provide, replace_functions, wrap
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
+from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
+from ...compat.upstream_places import ShardedVariable
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
 from .updates import colocate_with, on_parameter_servers, shards_of

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import effects
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable
+from ...compat.upstream_places import ShardedVariable
 
 _locks: weakref.WeakKeyDictionary[Any, tf.Tensor] = weakref.WeakKeyDictionary()
 FIRST_SERVER = "/job:ps/replica:0/task:0/device:CPU:0"

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.guarded_writes import writes_only_where_here
-from ...compat.tensorflow_private.strategies import PerReplica, all_to_all, launchers_of
 from ...compat.tensorflow_private.strategies import all_gather as gather_on
+from ...compat.tensorflow_private.strategies import all_to_all, launchers_of
+from ...compat.upstream_places import PerReplica
 from ..hardware.devices import computes_on_gpu
 from ..mesh import MATRICES, Layout, combine_in_groups, mesh_of, this_replica
 from ..replicas import bytes_of_packs, num_replicas, replica_id

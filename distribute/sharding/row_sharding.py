@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, name_scope_of, put_inside, raw_value
-from ...compat.tensorflow_private.parameter_servers import ShardedVariable, save_as_whole_ones
+from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
+from ...compat.upstream_places import ShardedVariable
 from ..parameter_servers.shards import describe_as_whole, replace_creation
 
 _DEVICES = "state_devices"  # attribute of a Keras variable

@@ -70,7 +70,7 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
         >>> with strategy.scope():
         ...     sharded = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     """
-    if level == "gradients":
+    if isinstance(level, str) and level == "gradients":
         raise ValueError('`level="gradients"` is gone: pass "optimizer", which shards gradients, too.')
     one_of("level", level, LEVELS)
     if isinstance(strategy, Pipeline):
@@ -196,8 +196,10 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         var: Any, fn: Callable[..., Any], args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         kwargs = kwargs or {}
-        given = any(isinstance(each, tf.distribute.DistributedValues) for each in args)
-        if given and isinstance(var, ShardedValue):  # each replica's own gradient
+        given = [each for each in args if isinstance(each, tf.distribute.DistributedValues)]
+        if any(not isinstance(each, tf.Variable) for each in given) and isinstance(
+            var, ShardedValue
+        ):  # each replica's own gradient
             raise ValueError(f"{var.name!r}: {_PLAIN}")
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)

@@ -20,7 +20,7 @@ from keras.src import saving
 
 import unisono
 from unisono.compat.keras_private.serialization import our_classes
-from unisono.compat.places import TensorFlowTrainer
+from unisono.compat.upstream_places import TensorFlowTrainer
 from unisono.trainer.trainer import Trainer
 
 

@@ -14,9 +14,9 @@ import unisono
 import unisono.trainer  # provides the replacements
 from unisono.compat import patches
 from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replace_functions
-from unisono.compat.places import backend_nn, backend_numpy
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretend_replicas
+from unisono.compat.upstream_places import backend_nn, backend_numpy
 from unisono.distribute.keras_distribution import accept_layouts_of_outputs
 from unisono.distribute.step_context import StepContext, step_scope
 

@@ -6,9 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.layers import get_keras_mask, is_own, layers_of, own_state, set_keras_mask
+from ...compat.keras_private.layers import is_own, layers_of, own_state
 from ...compat.keras_private.seed_generators import global_seed_generator_state
 from ...compat.keras_private.variables import raw_value
+from ...compat.upstream_places import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
 from ..inputs.batch import concat_samples, is_scalar, sample_count, slice_samples
 from ..step.collected_writes import CollectedWrites

@@ -11,14 +11,9 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import layers_of, without_layer_losses
-from ...compat.keras_private.training import (
-    compiled_loss,
-    compute_loss,
-    flat_losses,
-    overrides_compute_loss,
-    unpack_x_y_sample_weight,
-)
+from ...compat.keras_private.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
 from ...compat.tensorflow_graphs.one_device import line_of_user
+from ...compat.upstream_places import unpack_x_y_sample_weight
 from ...distribute.pipeline.pipeline import current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, WeightTotals, step_scope, this_step

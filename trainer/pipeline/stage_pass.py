@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.keras_private.functional import run_node
-from ...compat.keras_private.layers import get_keras_mask, is_own, losses_of_layers, set_keras_mask
+from ...compat.keras_private.layers import is_own, losses_of_layers
+from ...compat.upstream_places import get_keras_mask, set_keras_mask
 from ...distribute.step_context import StepContext
 from ...optimizers.stages.sparse_gradients import map_values
 from ..step.collected_writes import CollectedWrites

@@ -17,15 +17,14 @@ from ...compat.keras_private.training import (
     compiled_loss,
     compiled_metrics,
     compute_loss,
-    compute_output_spec,
     makes_variables_late,
     pretend_built,
     strategy_of,
-    unpack_x_y_sample_weight,
 )
 from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import scratch_graph
 from ...compat.tensorflow_graphs.one_device import as_on_one_device
+from ...compat.upstream_places import compute_output_spec, unpack_x_y_sample_weight
 from ...distribute.sharding.sharded_value import ShardedValue
 from ...distribute.sharding.whole_reads import read_together
 from ...distribute.step_context import StepContext, step_scope

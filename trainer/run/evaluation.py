@@ -7,12 +7,12 @@ from typing import Any
 import keras
 
 from ...callbacks.output_paths import writes_to_stores
-from ...compat.keras_private.training import (
+from ...compat.shared_change import share_attribute
+from ...compat.upstream_places import (
     convert_to_np_if_not_ragged,
     potentially_ragged_concat,
     unpack_x_y_sample_weight,
 )
-from ...compat.shared_change import share_attribute
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...state.trained_model import TrainedModel
 from ..inputs import Source, make_source

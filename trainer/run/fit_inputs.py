@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from ...callbacks.fast_dev_run import one_batch_of_everything
-from ...compat.keras_private.training import unpack_x_y_sample_weight
+from ...compat.upstream_places import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
 from ...state.trained_model import TrainedModel
 from .. import fit_checks

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.training import loss_tracker, pythonify_logs
+from ...compat.keras_private.training import loss_tracker
 from ...compat.tensorflow_graphs.graphs import bytes_kept_for_backward
 from ...compat.tensorflow_private.strategies import devices_of
+from ...compat.upstream_places import pythonify_logs
 from ...distribute.hardware.device_memory import in_words
 from ...distribute.hardware.memory_plan import memory_plans, plan_memory
 from ...distribute.mesh import Mesh, mesh_of

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ...compat.keras_private.layers import arguments_of
 from ...compat.keras_private.seed_generators import thread_state
-from ...compat.keras_private.training import compute_output_spec
+from ...compat.upstream_places import compute_output_spec
 from ...optimizers.building import run_in_thread
 from ..inputs.batch import of_size, open_spec
 

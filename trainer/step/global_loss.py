@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.training import entries_of, settings_of, squeeze_or_expand_to_same_rank
+from ...compat.keras_private.training import entries_of, settings_of
+from ...compat.upstream_places import squeeze_or_expand_to_same_rank
 from ...compat.wrong_use import WrongUse
 from ...distribute.arguments import show
 from ...distribute.step_context import this_step

@@ -12,9 +12,10 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.layers import layers_of
-from ...compat.keras_private.training import CompileMetrics, MetricsList, compiled_loss, find_held_metrics
+from ...compat.keras_private.training import compiled_loss, find_held_metrics
 from ...compat.keras_private.variables import is_plain, raw_value, stateless_scope
 from ...compat.shared_change import share_attributes
+from ...compat.upstream_places import CompileMetrics, MetricsList
 from ...distribute.step_context import current_step
 from ...state.trained_model import TrainedModel
 

@@ -11,14 +11,10 @@ import tensorflow as tf
 
 from ...compat.keras_private.layers import takes_training
 from ...compat.keras_private.seed_generators import thread_state
-from ...compat.keras_private.training import (
-    TensorFlowTrainer,
-    compute_loss,
-    loss_tracker,
-    unpack_x_y_sample_weight,
-)
+from ...compat.keras_private.training import compute_loss, loss_tracker
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import leave_as_written
+from ...compat.upstream_places import TensorFlowTrainer, unpack_x_y_sample_weight
 from ...distribute.parameter_servers.shards import gradient
 from ...distribute.replicas import runs_in_threads
 from ...distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope

@@ -9,11 +9,11 @@ import tensorflow as tf
 from ....compat.keras_private.functional import find_rejected_shapes, first_error, pair_inputs
 from ....compat.keras_private.training import (
     compute_loss,
-    compute_output_spec,
     find_compiled_metrics,
     find_loss_weights,
     overrides_compute_loss,
 )
+from ....compat.upstream_places import compute_output_spec
 from ....distribute.arguments import show, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names

@@ -1,8 +1,8 @@
 """The private names of Keras and TensorFlow that are used, wherever the installed versions have them.
 
-`from ..places import name` looks a name up in `places.txt`, the one file that changes where only places move. Its rows are
-`module: name our_name=name`, the newest place first, below what cannot work without them. A name that no place has is a
-`Missing`, which raises an error when it is used.
+`from ..upstream_places import name` looks a name up in `upstream_places.txt`, the one file that changes where only places
+move. Its rows are `module: name our_name=name`, the newest place first, below what cannot work without them. A name that no
+place has is a `Missing`, which raises an error when it is used.
 """
 
 import contextlib
