@@ -99,14 +99,17 @@ def test_wheel_and_sdist_are_whole_for_python_and_type_checkers(clone, released,
 def check_archives(clone, released):
     """The sdist and the wheel contain every module once."""
     files = (path for name in FOLDERS for path in (clone / name).rglob("*"))
-    inside = [path for path in files if path.suffix in (".py", ".pyi", ".html")]
+    inside = [path for path in files if path.suffix in (".py", ".pyi", ".html", ".txt")]
     own = [path.relative_to(clone).as_posix().removeprefix("unisono/") for path in inside]
     expected = collections.Counter(f"unisono/{name}" for name in (*own, "py.typed"))
     with zipfile.ZipFile(next(released.glob("*.whl"))) as wheel:
         assert collections.Counter(n for n in wheel.namelist() if ".dist-info/" not in n) == expected
     with tarfile.open(next(released.glob("*.tar.gz"))) as sdist:
         names = [name.partition("/")[2] for name in sdist.getnames()]
-    assert collections.Counter(n for n in names if re.search(r"\.(pyi?|html)$|py\.typed$", n)) == expected
+    assert (
+        collections.Counter(n for n in names if re.search(r"^unisono/.*\.txt$|\.(pyi?|html)$|py\.typed$", n))
+        == expected
+    )
 
 
 def errors_expected():

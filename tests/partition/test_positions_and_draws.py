@@ -114,7 +114,7 @@ def _in_branch(x, branch):
 UNSEEDED = {
     "shuffle in a branch": lambda x: _in_branch(x, _shuffled),
     "shuffle in a loop": lambda x: _repeat(x, _shuffled),
-    "number in a loop beside a mean of the batch": lambda x: _repeat(
+    "number in a loop next to a mean of the batch": lambda x: _repeat(
         x, lambda z: z + tf.reduce_mean(z, 0) * tf.random.normal([], dtype=z.dtype)
     ),
     "number in a branch of a loop": lambda x: _repeat(

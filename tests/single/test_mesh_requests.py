@@ -89,7 +89,7 @@ def test_own_loop_without_a_graph_raises():
     with pytest.raises(ValueError, match=r"would run on one replica.*`tf.function` around `strategy.run`"):
         strategy.run(inside, args=(tf.constant(X),))
     with pytest.raises(
-        ValueError, match=r"'kernel' is divided over a mesh, and was read.*`unisono.replica_step`"
+        ValueError, match=r"'up/kernel:0' is divided over a mesh, and was read.*`unisono.replica_step`"
     ):
         strategy.run(lambda: model.get_layer("up").kernel + 0.0)
 

@@ -182,10 +182,9 @@ def test_gradients_of_weights_over_the_batch_are_reduce_scattered():
         model = compiled(mlp(), "sgd")
     text = str(model.explain_step(X[:8], X[:8, :2]))
     assert "reduce-scatter over 'batch' of the gradients of 2 variables" in text
-    assert text.count("all-gather over 'batch' of 4x8 float64") == 1
-    assert (
-        text.count("all-gather over 'batch' of 8x2") == 1
-    )  # it is still whole when the backward pass begins
+    # Parts along the model; they are still whole along the batch when the backward pass begins.
+    assert text.count("all-gather over 'batch' of 4x4 float64") == 1
+    assert text.count("all-gather over 'batch' of 4x2 float64") == 1
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -204,7 +203,7 @@ def test_block_of_a_transformer_communicates_as_megatron_does():
     found = model.explain_step(TOKENS[:8], NEXT[:8]).collectives
     along = [(each.kind, each.what) for each in found if each.over == "model"]
     # Forward: one for the attention, one for the MLP. Backward: the same.
-    assert collections.Counter(along) == {("all-reduce", "8x6x8 float64"): 4}
+    assert collections.Counter(along) == {("all-reduce", "4x6x8 float64"): 4}  # of half of the samples
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -48,6 +48,7 @@ NEIGHBOURS = {
         "trainer/run/fit_begin.py _cap",
         "trainer/run/loops/loop_choice.py _or_graph",
         "trainer/run/loops/loop_choice.py run",
+        "trainer/run/passes.py _warn_of_nan",
         "trainer/run/slow_steps.py end_call",
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",

@@ -56,6 +56,7 @@ def losses_of(model, samples=12):
     return model.fit(X[:samples], Y[:samples], batch_size=6, shuffle=False, verbose=0).history["loss"]
 
 
+@pytest.mark.falls_back
 @pytest.mark.parametrize("make", [functional, Subclass])
 @pytest.mark.filterwarnings("ignore:The `train_step`")
 def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(make):
@@ -64,6 +65,7 @@ def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(
         np.testing.assert_allclose(losses_of(compiled(make, strategy)), expected, rtol=1e-5)
 
 
+@pytest.mark.falls_back
 @pytest.mark.filterwarnings("ignore:The `train_step`")
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_code_that_needs_the_number_of_samples_is_named_where_batches_have_several(replicas):
@@ -158,6 +160,7 @@ class SparseProduct(keras.layers.Layer):
         return shape[0], 2
 
 
+@pytest.mark.falls_back
 @pytest.mark.filterwarnings("ignore:The `train_step`")
 def test_sparse_inputs_reach_layers_as_sparse_tensors_when_a_model_is_built():
     def make(kind):
@@ -208,6 +211,7 @@ class WritesSummary(keras.layers.Layer):
         return x
 
 
+@pytest.mark.falls_back
 @pytest.mark.as_for_users
 def test_warning_about_a_summary_names_the_line_of_the_user(tmp_path):
     def make():

@@ -51,6 +51,7 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             "keep": "count from 1 or True",
             **_same("flag", "save_before_preemption", "delete_when_done", "background"),
             "identity": "name, or none",
+            "generators": "empty list",
             "backup_dir": "none",
             **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
         },

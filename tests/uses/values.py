@@ -47,6 +47,7 @@ KINDS: dict[str, frozenset[str]] = {
     for kind, labels in {
         "nothing": (),
         "none": {"None"},
+        "empty list": {"[]"},
         "flag": {"True", "0"},
         "flag or none": {"True", "0", "None"},
         "truth of anything, as in Keras": EVERYTHING - {"array"},

@@ -99,7 +99,7 @@ PLACES |= {
     "BackupAndRestore in a file": made(
         lambda b: callbacks.BackupAndRestore(b.file), "`directory`", "is a file", "another"
     ),
-    "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "pass a directory"),
+    "BackupAndRestore nowhere": _given("BackupAndRestore", None, "`directory`", "None", "pass the folder"),
     "BackupAndRestore in a folder without a name": _given(
         "BackupAndRestore", "", "Empty `backup_dir` argument", "pass the folder"
     ),
