@@ -87,11 +87,8 @@ def describe(name: str) -> str:
     form = "function"
     with contextlib.suppress(ValueError, TypeError):
         each = inspect.signature(found).parameters.values()
-        texts = (
-            f"{p.replace(annotation=p.empty, default=p.empty)}{'=' * (p.default is not p.empty)}"
-            for p in each
-        )
-        form += f" ({', '.join(texts)})"
+        bare = [(p.replace(annotation=p.empty, default=p.empty), p.default is not p.empty) for p in each]
+        form += f" ({', '.join(f'{p}=' if optional else str(p) for p, optional in bare)})"
     if name in _REGISTER:
         names = getattr(getattr(found, "__code__", None), "co_freevars", ())
         form += f" around {' '.join(names)}" * bool(names)
@@ -104,11 +101,9 @@ def describe(name: str) -> str:
 def _modules_with(name: str, value: Any = None) -> list[str]:
     """Return the loaded modules of Keras and TensorFlow that have a name, with this value, or that are so named."""
     modules = {m: vars(found) for m, found in sys.modules.items() if m.startswith(_ROOTS) and found}
-    return sorted(
-        m
-        for m, has in modules.items()
-        if (has.get(name) is value if value else name in has or m.endswith(f".{name}"))
-    )
+    if value is None:
+        return sorted(m for m, has in modules.items() if name in has or m.endswith(f".{name}"))
+    return sorted(m for m, has in modules.items() if has.get(name) is value)
 
 
 _ROOTS = ("keras.src.", "tensorflow.python.")
