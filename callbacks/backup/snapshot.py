@@ -106,9 +106,8 @@ def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, An
 def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """Return the generators of NumPy and Python that are named, or that layers, the loss and callbacks lead to."""
     callbacks = callback_state.name_callbacks(fit_state.callbacks)
-    named = [each for c in fit_state.callbacks for each in getattr(c, "generators", ())]
     held = random_state.find_generators({**variable_state.find_held(model), **callbacks})
-    return {**held, **random_state.name_each(named)}
+    return {**held, **random_state.find_named(fit_state.callbacks)}
 
 
 def check(

@@ -1,7 +1,7 @@
 """The interface of an input for the loop: chunks of steps, a position, and the return to a saved position."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -105,8 +105,8 @@ class Source:
         """Steps of an epoch; None until they are known: after one epoch of an input of unknown length."""
         return self.position.steps_per_epoch
 
-    def watch(self) -> None:
-        """Note from which generators the input draws, from now on. Called before the first step, where it is resumed."""
+    def watch(self, named: Mapping[str, Any]) -> None:
+        """Note from which generators the input draws, from now on, if it is to be resumed. `named`: those of callbacks."""
 
     def find_restored(self) -> Sequence[Any]:
         """Return the generators and variables that `restore` restores."""
