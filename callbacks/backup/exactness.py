@@ -126,7 +126,7 @@ def _why_inexact(source: Any) -> str | None:
 
 def _cut(validation: Any) -> str | None:
     """Return the warning if every validation pass leaves a pipeline that has drawn further than it was read."""
-    steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
+    steps = validation.position.given_steps if getattr(validation, "own_state", ()) else None
     if steps is None:
         return None
     return (
@@ -137,7 +137,9 @@ def _cut(validation: Any) -> str | None:
 
 def _explain_shared_variable(model: TrainedModel, fit_state: FitState) -> str | None:
     """Return the warning if both inputs, or an input and the steps, once compiled, use the state of one generator."""
-    x, validation = (list(getattr(each, "owned", ())) for each in (fit_state.source, fit_state.validation))
+    x, validation = (
+        list(getattr(each, "own_state", ())) for each in (fit_state.source, fit_state.validation)
+    )
     graph = getattr(model.train_function, "graph", lambda: None)()
     used = {id(captured) for captured, _ in graph.captures} if graph is not None else set()
     by_model = [each for each in (*x, *validation) if id(getattr(raw_value(each), "handle", None)) in used]

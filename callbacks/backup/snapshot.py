@@ -135,7 +135,7 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
-    owned = [each for source in inputs for each in getattr(source, "owned", ())]
+    owned = [each for source in inputs for each in getattr(source, "own_state", ())]
     kept = {id(raw_value(each)) for each in owned}
     for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):

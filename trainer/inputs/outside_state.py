@@ -162,7 +162,7 @@ class PipelineState:
                     self._last[name] = now
 
     @property
-    def owned(self) -> list[Any]:
+    def own_state(self) -> list[Any]:
         """Generators and variables that advance as the pipeline is read, maybe ahead of the steps.
 
         A resume draws from them again, and nothing else may restore them.

@@ -103,9 +103,9 @@ class DatasetSource(Source):
         return self._outside.inexact if self._outside else None
 
     @property
-    def owned(self) -> Sequence[Any]:
+    def own_state(self) -> Sequence[Any]:
         """Generators and variables that only this input advances."""
-        return self._outside.owned if self._outside else ()
+        return self._outside.own_state if self._outside else ()
 
     def watch(self, named: Mapping[str, Any]) -> None:
         """Note from which generators Python functions draw."""
