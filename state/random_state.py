@@ -104,10 +104,11 @@ def mark_of(generator: Any) -> bytes:
     """Return the state of a generator, which is equal as long as nothing draws from it."""
     if isinstance(generator, random.Random):
         return pickle.dumps(generator.getstate())
-    if not isinstance(generator, GENERATORS):
-        return pickle.dumps(tf.convert_to_tensor(state_of(generator)).numpy())
-    legacy = isinstance(generator, np.random.RandomState)
-    return pickle.dumps(generator.get_state(legacy=False) if legacy else generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state(legacy=False))
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps(tf.convert_to_tensor(state_of(generator)).numpy())
 
 
 def mark_each(generators: Mapping[str, Any]) -> dict[str, bytes]:

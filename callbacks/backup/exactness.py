@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,15 @@ from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
-from ...state.random_state import GENERATORS, find_global, find_named, is_of_user, mark_of, state_of
+from ...state.random_state import (
+    GENERATORS,
+    find_global,
+    find_named,
+    find_reached,
+    is_of_user,
+    mark_of,
+    state_of,
+)
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from .snapshot import find_held_generators
@@ -23,6 +32,14 @@ _ONE_WAY = (
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
     "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
+
+
+_LIBRARIES = (
+    "keras",
+    "tensorflow",
+    "unisono",
+    "tempfile",
+)  # whose own generators change no number of a training
 
 
 class ExactnessCheck:
@@ -66,33 +83,31 @@ class ExactnessCheck:
         known += [each for source in self._inputs for each in source.find_restored()]
         restored = {id(state_of(each)) for each in known}
         for generator, mark in _find_alive():
-            first = self._first.setdefault(
-                id(generator), (generator, mark)
-            )  # which keeps its id from another
-            if (
-                mark != first[1]
-                and id(state_of(generator)) not in restored
-                and (place := _find_place(generator))
-            ):
+            _, first = self._first.setdefault(id(generator), (generator, mark))  # the object keeps its id
+            moved = mark != first and id(state_of(generator)) not in restored
+            if moved and not _is_of_library(generator):
                 return (
                     f"A resumed run cannot be exact, because something draws from a {type(generator).__name__} "
-                    f"({place}) that is in no backup: pass it as `generators` of BackupAndRestore, or hold "
+                    f"({_find_place(generator)}) that is in no backup: pass it as `generators` of BackupAndRestore, or hold "
                     "it in a layer, in a callback, or in the module of a function that draws from it."
                 )
         return None
 
 
-def _find_place(generator: Any) -> str | None:
-    """Return where a generator is, in words; None if an object of a library holds it."""
-    place = "held in no module"
-    for holder in gc.get_referrers(generator):
-        of_module = isinstance(holder, dict) and "__name__" in holder
-        module = holder["__name__"] if of_module else type(holder).__module__
-        if module != "builtins" and not is_of_user(module):
-            return None
-        if of_module:
-            place = next((f"{module}.{key}" for key in [*holder] if holder[key] is generator), place)
-    return place
+def _is_of_library(generator: Any) -> bool:
+    """Return whether an object or a module of a library that draws for itself holds a generator."""
+    holders = gc.get_referrers(generator)
+    modules = [each.get("__name__") if isinstance(each, dict) else type(each).__module__ for each in holders]
+    return any(str(module).partition(".")[0] in _LIBRARIES for module in modules)
+
+
+def _find_place(generator: Any) -> str:
+    """Return the way from a module to a generator."""
+    modules = {
+        name: getattr(each, "__dict__", {}) for name, each in [*sys.modules.items()] if is_of_user(name)
+    }
+    ways = (way for way, found in find_reached(modules, (type(generator),)) if found is generator)
+    return next(ways, "held in no module")
 
 
 def _draws_in_kernels(model: TrainedModel) -> str | None:

@@ -40,8 +40,12 @@ def draws_nothing():
     return 1
 
 
+class Drawing:
+    rng = [np.random.default_rng(4)]
+
+
 OWN = np.random.default_rng(2)
-OF_THIS_MODULE = [OWN, OF_THE_MODULE, NUMPY, PYTHON]
+OF_THIS_MODULE = [OWN, OF_THE_MODULE, NUMPY, PYTHON, *Drawing.rng]
 
 
 def programs():
@@ -49,6 +53,7 @@ def programs():
     local = np.random.default_rng(3)
     return [
         ({"a": [1, {"b": OWN}]}, [OWN]),
+        (Drawing(), Drawing.rng),
         (Holder(rng=local), [local, *OF_THIS_MODULE]),
         (Holder(rng=local).draw, [local, *OF_THIS_MODULE]),
         (closure(local), [local, *OF_THIS_MODULE]),
@@ -79,7 +84,8 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     circle.itself = [circle]
     large = Holder(words=list(range(20_000)), more=circle)
     found = list(find_reached({"": large}, (np.random.Generator,)))
-    assert found == [(".more.rng", OWN), (f"{__name__}.OF_THE_MODULE", OF_THE_MODULE)]
+    ways = {".more.rng": OWN, f"{__name__}.Drawing.rng[0]": Drawing.rng[0]}
+    assert dict(found) == ways | {f"{__name__}.OF_THE_MODULE": OF_THE_MODULE}
 
 
 @pytest.mark.parametrize(
@@ -123,3 +129,5 @@ def test_held_generators_are_part_of_the_random_state_and_those_of_the_input_are
     random_state.restore(saved, held, owned=[held["b"], NUMPY])
     assert held["a"].normal() == expected
     assert held["b"].normal() != left and np.random.rand() != global_draw
+    with pytest.warns(UserWarning, match=r"random generators that this program lacks \(b\)"):
+        random_state.restore(saved, {"a": held["a"]})
