@@ -8,7 +8,6 @@ import pickle
 import random
 import sys
 import types
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,8 +57,11 @@ def is_state_of_python(state: dict[str, Any]) -> bool:
     return isinstance(state["gauss"], float | None)
 
 
-def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> None:
-    """Restore each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
+def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> list[str]:
+    """Restore each generator that has a saved state and still exists, but not those that the input restores (`owned`).
+
+    Return the names of those that do not exist.
+    """
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
@@ -81,14 +83,10 @@ def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any]
     if id(GLOBAL_GENERATORS["random"]) not in kept:
         random.setstate(_python_tuple(state["python"]))
     saved_states = state.get("held", {})
-    if lost := saved_states.keys() - held.keys():
-        warnings.warn(
-            "A resumed run cannot be exact, because the backup has the states of random generators that this program lacks "
-            f"({', '.join(sorted(lost))}): create them before `fit`, where the run that wrote it had them."
-        )
     for name, text in saved_states.items():
         if name in held and id(state_of(held[name])) not in kept:
             set_from_text(held[name], text)
+    return sorted(saved_states.keys() - held.keys())
 
 
 def _python_state(state: Sequence[Any]) -> dict[str, Any]:

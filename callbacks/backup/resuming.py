@@ -87,8 +87,5 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
         by = "skip"  # between passes, or where the checkpoint would have been incomplete
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
     by = "of your loop" if fit_state.custom_loop else ways.get(by, "by the source")
-    lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
-    print(
-        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
-        flush=True,
-    )
+    found = [f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}", f"position in the data: {by}"]
+    print(f"{'; '.join([*found, *left_over])}.", flush=True)

@@ -131,7 +131,7 @@ def check(
 
 
 def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> list[str]:
-    """Restore variables, callbacks and random generators; can be repeated. Return the states without a callback."""
+    """Restore variables, callbacks and random generators; can be repeated. Return sentences about states without a place."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
@@ -141,11 +141,11 @@ def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitS
         for variable, saved in zip(members, content["variables"][group], strict=True):
             if id(raw_value(variable)) not in kept:
                 variable_state.restore(variable, saved, place)
-    left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
-    random_state.restore(
-        _own_part(content, strategy)["random"], find_held_generators(model, fit_state), owned
-    )
-    return left_over
+    callbacks = callback_state.restore(fit_state.callbacks, content["callbacks"])
+    held = find_held_generators(model, fit_state)
+    generators = random_state.restore(_own_part(content, strategy)["random"], held, owned)
+    left_over = {"callback": callbacks, "random generator": generators}
+    return [f"no {kind} for the state of {', '.join(names)}" for kind, names in left_over.items() if names]
 
 
 def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> None:

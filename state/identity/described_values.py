@@ -19,6 +19,7 @@ from .described_functions import CODE, FUNCTIONS, VALUES, describe_code, describ
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
+_LAMBDA = "<lambda>"  # which Keras writes with its file and line
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 
 
@@ -102,8 +103,10 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
             item = f"{what.removesuffix(' layers')} {names[0]}" if named else f"{what} {number}"
             yield from differences(item, old, new, same_versions)
         return
-    if isinstance(saved, str) and isinstance(now, str) and not same_versions:
-        saved, now = (re.split(f"{CODE}|{VALUES}", text)[0] for text in (saved, now))
+    if isinstance(now, str) and not same_versions:
+        if now == _LAMBDA:
+            return
+        saved, now = (re.split(f"{CODE}|{VALUES}", str(text))[0] for text in (saved, now))
     if saved != now:
         yield f"{what}: {_show(saved)} in the backup, {_show(now)} now"
 
@@ -143,8 +146,11 @@ def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_mapping(value: Mapping[Any, Any]) -> Any:
-    if value.get("class_name") == "__lambda__":
-        return "<lambda>"
+    dumped = value.get("value") if len(value) == 1 else None  # of an activation Keras keeps this part alone
+    if value.get("class_name") == "__lambda__" or (
+        isinstance(dumped, list | tuple) and isinstance(dumped[0], str)
+    ):
+        return _LAMBDA
     result = {}
     for key, item in value.items():
         if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):

@@ -65,7 +65,6 @@ NEIGHBOURS = {
     ],
     "resumed fit": [
         "callbacks/backup/exactness.py check",
-        "state/random_state.py restore",
         "callbacks/backup/backup_and_restore.py _resume",
         "callbacks/backup/backup_and_restore.py on_fit_exit",
         "callbacks/backup/callback_state.py _set_csv_state",

@@ -234,6 +234,8 @@ def test_same_training_made_again_is_no_difference():
     """Automatic layer numbers, recreated functions, and another learning rate, which is state."""
     first = identity(a_model(function=lambda x: x * 2))
     assert fingerprint.differences(first, identity(a_model(rate=0.2, function=lambda x: x * 2))) == []
+    first = identity(a_model(activation=lambda x: x * 2))
+    assert fingerprint.differences(first, identity(a_model(activation=lambda x: x * 2))) == []
 
 
 def test_settings_that_differ_are_named():
