@@ -77,9 +77,13 @@ def _describe_own_code(value: Any) -> dict[str, Any]:
     """Return the source of an object's class, and of the functions and objects in its settings, as far as the user's."""
     config, cls, found = config_of(value), type(value), {}
     for name, each in getattr(value, "__dict__", {}).items():
-        if isinstance(each, FUNCTIONS):
-            own = not hasattr(cls, name) and is_of_user(getattr(each, "func", each).__module__)
-            found[name] = describe_function(each) if own else None
+        functions = [
+            one for one in (each if isinstance(each, list | tuple) else [each]) if isinstance(one, FUNCTIONS)
+        ]
+        if functions and not hasattr(cls, name):
+            found[name] = plain(
+                [one for one in functions if is_of_user(getattr(one, "func", one).__module__)]
+            )
         elif name.removeprefix("_") in config and not isinstance(each, keras.layers.Layer):
             found[name] = _describe_own_code(each)
     found["source"] = [describe_code(base) for base in cls.__mro__ if is_of_user(base.__module__)]
