@@ -247,6 +247,6 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         yield "", function.__globals__
 
 
-def is_of_user(module: str | None) -> bool:
+def is_of_user(module: Any) -> bool:
     """Return whether neither Python nor one of the libraries that are known defines it."""
-    return (module or "").partition(".")[0] not in _LIBRARIES
+    return str(module or "").partition(".")[0] not in _LIBRARIES  # a class may have anything there

@@ -107,7 +107,9 @@ def _find_place(generator: Any) -> str:
         name: getattr(each, "__dict__", {}) for name, each in [*sys.modules.items()] if is_of_user(name)
     }
     ways = (way for way, found in find_reached(modules, (type(generator),)) if found is generator)
-    return next(ways, "held in no module")
+    with contextlib.suppress(Exception):  # modules of others hold anything
+        return next(ways)
+    return "held in no module"
 
 
 def _draws_in_kernels(model: TrainedModel) -> str | None:
