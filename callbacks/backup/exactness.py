@@ -18,8 +18,6 @@ from ...state.random_state import (
     GENERATORS,
     find_global,
     find_named,
-    find_reached,
-    is_of_user,
     mark_of,
     state_of,
 )
@@ -102,14 +100,9 @@ def _is_of_library(generator: Any) -> bool:
 
 
 def _find_place(generator: Any) -> str:
-    """Return the way from a module to a generator."""
-    modules = {
-        name: getattr(each, "__dict__", {}) for name, each in [*sys.modules.items()] if is_of_user(name)
-    }
-    ways = (way for way, found in find_reached(modules, (type(generator),)) if found is generator)
-    with contextlib.suppress(Exception):  # modules of others hold anything
-        return next(ways)
-    return "held in no module"
+    modules = [(name, getattr(each, "__dict__", {})) for name, each in [*sys.modules.items()]]
+    places = (f"{name}.{key}" for name, held in modules for key in [*held] if held.get(key) is generator)
+    return next(places, "held in no module")
 
 
 def _draws_in_kernels(model: TrainedModel) -> str | None:
