@@ -14,13 +14,7 @@ from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
-from ...state.random_state import (
-    GENERATORS,
-    find_global,
-    find_named,
-    mark_of,
-    state_of,
-)
+from ...state.random_state import GENERATORS, find_global, find_named, mark_of, state_of
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from .snapshot import find_held_generators

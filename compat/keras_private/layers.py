@@ -10,16 +10,7 @@ import keras
 import tensorflow as tf
 
 from ..shared_change import share_attribute
-from ..upstream_places import (
-    ConcreteFunction,
-    RestoredFunction,
-    get_keras_mask,
-    global_state,
-    in_symbolic_scope,
-    set_keras_mask,
-)
-
-__all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
+from ..upstream_places import ConcreteFunction, RestoredFunction, global_state
 
 
 def is_own(layer: Any) -> bool:

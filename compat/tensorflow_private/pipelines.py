@@ -54,11 +54,6 @@ class Transformation(NamedTuple):
         return list({id(function): function for function in called}.values())
 
     @property
-    def calls_python(self) -> bool:
-        """Whether it calls Python."""
-        return not self.operations.isdisjoint(PYTHON_CALLS)
-
-    @property
     def caches(self) -> bool:
         """Whether it caches the elements of the first pass."""
         return self.name == "CacheDataset" or any(name.startswith("CacheDataset") for name in self.operations)

@@ -78,13 +78,8 @@ class RecordedCalls:
         self._before = []
 
     def state(self) -> str:
-        """Return all calls, for `read_saved_calls`."""
+        """Return all calls as JSON: for each, the states before it of the generators that it has moved."""
         return json.dumps(self._before)
-
-
-def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the calls in the position of a source."""
-    return json.loads(state["calls"])
 
 
 def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
@@ -121,7 +116,7 @@ class PipelineState:
         self.draws_first = any(step.caches for step in steps)
         keeps_state = any(step.keeps_state for step in steps)
         self.draws_all = keeps_state or any(step.restarts_shuffles for step in steps)
-        lacking = any(step.calls_python or step.forgets_order for step in steps)
+        lacking = any(step.tokens or step.forgets_order for step in steps)
         self.never_saved = keeps_state or self.draws_first or lacking
         self._inexact = _why_inexact(dataset, steps)
         self._generators: dict[str, Any] = {}  # from which its functions may draw
@@ -208,7 +203,7 @@ class PipelineState:
 
 def draws_numbers(dataset: tf.data.Dataset) -> bool:
     """Return whether functions of a pipeline draw random numbers, or may do so in Python."""
-    return any(step.draws or step.keeps_state or step.calls_python for step in transformations(dataset))
+    return any(step.draws or step.keeps_state or step.tokens for step in transformations(dataset))
 
 
 def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str | None:

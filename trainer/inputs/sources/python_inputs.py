@@ -4,6 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import itertools
+import json
 import logging
 import multiprocessing
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 
 from ....compat.side_table import SideTable
 from ..input_checks import Sharing
-from ..outside_state import RecordedCalls, read_saved_calls
+from ..outside_state import RecordedCalls
 from ..position import Position, SampleOrder
 from .feed import Layout
 from .python_batches import PythonSource, with_places
@@ -82,7 +83,7 @@ class StreamSource(PythonSource):
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
-            self._start_passes(int(state["passes"]), read_saved_calls(state))
+            self._start_passes(int(state["passes"]), json.loads(state["calls"]))
         elif taken < self.position.taken:
             warnings.warn(
                 f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training continues "
@@ -191,7 +192,7 @@ class PyDatasetSource(PythonSource):
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position, which only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
-        saved = read_saved_calls(state)
+        saved = json.loads(state["calls"])
         for number in range(len(self._calls), len(saved)):
             self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved)
         self._inside = len(saved) % 2 == 1
