@@ -24,14 +24,8 @@ _ONE_WAY = (
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
     "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
-
-
-_LIBRARIES = (
-    "keras",
-    "tensorflow",
-    "unisono",
-    "tempfile",
-)  # whose own generators change no number of a training
+# Whose own generators change no number of a training.
+_LIBRARIES = ("keras", "tensorflow", "unisono", "tempfile")
 
 
 class ExactnessCheck:
@@ -40,9 +34,7 @@ class ExactnessCheck:
     def __init__(self, model: TrainedModel, fit_state: FitState) -> None:
         """Begin to watch the inputs, before a backup moves them."""
         self._model, self._fit_state, self._checks, self._found = model, fit_state, 0, False
-        self._first: dict[
-            int, tuple[Any, bytes]
-        ] = {}  # generators that are in no backup, and their first states
+        self._first: dict[int, tuple[Any, bytes]] = {}  # every generator, by its id, and its first state
         self._inputs = [each for each in (fit_state.source, fit_state.validation) if hasattr(each, "watch")]
         for source in self._inputs:
             source.watch(find_named(fit_state.callbacks))
@@ -94,6 +86,7 @@ def _is_of_library(generator: Any) -> bool:
 
 
 def _find_place(generator: Any) -> str:
+    """Return the module and the name of a generator there."""
     modules = [(name, getattr(each, "__dict__", {})) for name, each in [*sys.modules.items()]]
     places = (f"{name}.{key}" for name, held in modules for key in [*held] if held.get(key) is generator)
     return next(places, "held in no module")
