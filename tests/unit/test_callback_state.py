@@ -15,6 +15,7 @@ import tensorflow as tf
 from backup_content import backup_content
 from helpers import in_threads
 
+from unisono import optimizers
 from unisono.callbacks import BackupAndRestore
 from unisono.callbacks.backup import callback_state, snapshot
 from unisono.callbacks.backup.save_schedule import InterruptionHandlers, SaveSchedule, stop
@@ -352,6 +353,9 @@ def test_functions_and_classes_within_others_are_known_by_what_they_compute():
             return described_values.settings_of(keras.Sequential([*layers, inner(function)]))
 
         assert settings(one) == settings(one) != settings(two)
+    adams = [optimizers.Adam(gradient_transformers=[f]) for f in (one, one, two)]
+    first, again, other = map(described_values.plain, adams)
+    assert first == again != other
     losses = [Difference(), Difference(one), Difference(two), another_difference()]
     assert len({json.dumps(described_values.plain(loss)) for loss in losses}) == 4
     assert described_values.plain(Difference(one)) == described_values.plain(Difference(one))

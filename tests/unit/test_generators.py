@@ -1,15 +1,19 @@
 """Random generators are found wherever programs keep them, and their states are restored bit for bit."""
 
+import collections
+import contextvars
 import functools
 import json
 import random
 import sys
+import tempfile
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from unisono.callbacks.backup import exactness
 from unisono.callbacks.backup.files import schema
 from unisono.state import random_state
 from unisono.state.random_state import (
@@ -86,6 +90,14 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     found = list(find_reached({"": large}, (np.random.Generator,)))
     ways = {".more.rng": OWN, f"{__name__}.Drawing.rng[0]": Drawing.rng[0]}
     assert dict(found) == ways | {f"{__name__}.OF_THE_MODULE": OF_THE_MODULE}
+
+
+def test_container_of_python_hides_a_generator_and_a_library_has_its_own():
+    rng = np.random.default_rng(1)
+    held = collections.deque([rng]), functools.partial(list, rng), contextvars.ContextVar("rng", default=rng)
+    assert len(held) == 3 and not exactness._is_of_library(rng)
+    names = tempfile._get_candidate_names()
+    assert next(names) and exactness._is_of_library(names._rng)
 
 
 @pytest.mark.parametrize(
