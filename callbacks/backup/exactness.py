@@ -24,7 +24,7 @@ _ONE_WAY = (
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
     "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
-# Whose own generators change no number of a training.
+# Whose own generators change no number of a model.
 _LIBRARIES = ("keras", "tensorflow", "unisono", "tempfile")
 
 

@@ -96,7 +96,7 @@ def test_container_of_python_hides_a_generator_and_a_library_has_its_own():
     rng = np.random.default_rng(1)
     held = collections.deque([rng]), functools.partial(list, rng), contextvars.ContextVar("rng", default=rng)
     assert len(held) == 3 and not exactness._is_of_library(rng)
-    names = tempfile._get_candidate_names()
+    names = tempfile._RandomNameSequence()
     assert next(names) and exactness._is_of_library(names._rng)
 
 
