@@ -20,7 +20,7 @@ from ..distribute.objects import is_remote
 from ..distribute.storage import is_store_url, is_url, local_path, path_text, tensorflow_path
 from ..distribute.workers.agreement import spans_workers
 from ..distribute.workers.cluster import read_cluster, worker_index
-from ..distribute.workers.places import read_place, warn_of_unknown_size
+from ..distribute.workers.places import find_place, warn_of_unknown_size
 from .backup.backup_and_restore import BackupAndRestore
 from .diagnosis.anomaly_report import AnomalyReport
 from .monitoring.json_lines import JSONLines
@@ -82,7 +82,7 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     if spans_workers(strategy):
         return
     try:
-        place, cluster = read_place(), read_cluster()
+        place, cluster = find_place(), read_cluster()
     except ClusterError as error:  # that a strategy of several workers would raise
         warnings.warn(f"This process trains alone. {error}", stacklevel=2)
         return

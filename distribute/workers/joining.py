@@ -13,7 +13,7 @@ from ..environment import peer_timeout
 from . import cluster_start
 from .addresses import free_ports, join_address, split_address
 from .cluster import Cluster, ClusterError, read_cluster
-from .places import Peer, Place, read_place, warn_of_unknown_size
+from .places import Peer, Place, find_place, warn_of_unknown_size
 from .rendezvous import meet
 
 
@@ -22,7 +22,7 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
 
     `place` is this process's place among them; None: as the launcher's variables say.
     """
-    place = place or read_place()
+    place = place or find_place()
     if place is not None and place.size:
         _warn_of_one_core(place)
         if not place.addresses:

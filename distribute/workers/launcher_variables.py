@@ -117,9 +117,10 @@ def find_sagemaker_rank(environ: Environ) -> str:
 
 def read_determined(environ: Environ) -> dict[str, Any]:
     """Return the place of a trial's container, which Determined writes into a file before the program starts."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(Path(_RENDEZVOUS).read_text()) if "DET_TRIAL_ID" in environ else None
-        return found if isinstance(found, dict) else {}
+    if "DET_TRIAL_ID" in environ:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(Path(_RENDEZVOUS).read_text())
+            return found if isinstance(found, dict) else {}
     return {}
 
 

@@ -1,5 +1,6 @@
 """The place of this process among those that a launcher started: rank, size, addresses. Needs no TensorFlow."""
 
+import functools
 import hashlib
 import os
 import re
@@ -67,6 +68,18 @@ class Peer(NamedTuple):
     devices: str
 
 
+def find_place(environ: Environ | None = None) -> Place | None:
+    """Do as `read_place`; where a size is set, but no rank, return a place that is `announced`, to warn of."""
+    announced = _find_announced if environ is None else functools.partial(_read_announced, environ)
+    return read_place(environ) or announced()
+
+
+@functools.cache
+def _find_announced() -> Place | None:
+    """Return that of this process, once: it costs more than all else, and is warned of once."""
+    return _read_announced(os.environ)
+
+
 def read_place(environ: Environ | None = None) -> Place | None:
     """Return this process among those that a launcher started; None: it was started alone, or has TF_CONFIG.
 
@@ -76,15 +89,14 @@ def read_place(environ: Environ | None = None) -> Place | None:
     environ = os.environ if environ is None else environ
     if "TF_CONFIG" in environ:
         return None
-    rows = list_launchers(environ)
-    found = [place for row in rows if (place := _read_row(row, environ)) is not None]
+    found = [place for row in list_launchers(environ) if (place := _read_row(row, environ)) is not None]
     sized = sorted((place for place in found if (place.size or 0) > 1), key=_depth)
     if not sized:  # one task is one task, whatever numbers the machines around it
         known = [_depth(place) for place in found if place.size == 1]
         unknown = [
             place for place in found if place.size is None and not any(each < _depth(place) for each in known)
         ]
-        return unknown[0] if unknown else _read_announced(rows, environ, found)
+        return unknown[0] if unknown else None
     inner = next((place for place in sized if place.rank < (place.size or 0)), None)
     if inner is None:
         raise ClusterError(
@@ -133,16 +145,17 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
     return Place(row.name, rank, size, addresses, job, row.level, variables, elastic)
 
 
-def _read_announced(rows: list[Launcher], environ: Environ, found: list[Place]) -> Place | None:
+def _read_announced(environ: Environ) -> Place | None:
     """Return a place without a number if a size is set, but no rank there or further in: `salloc` without `srun`."""
+    rows = [] if "TF_CONFIG" in environ else list_launchers(environ)
     for row in rows:
-        size = _number(_read(row.size, environ)) or 0
-        numbered = (
-            found if row.size == "WORLD_SIZE" else [each for each in found if _depth(each) <= _depth(row)]
-        )
-        if size > 1 and not numbered and not _read(row.rank, environ):
-            shown = _show(row, environ) or "of the job"
-            return Place(row.name, 0, None, (), "", row.level, shown, announced=size)
+        if (size := _number(_read(row.size, environ)) or 0) > 1:
+            inner = (
+                rows if row.size == "WORLD_SIZE" else [each for each in rows if _depth(each) <= _depth(row)]
+            )
+            if not any(_read(each.rank, environ) for each in inner):
+                shown = _show(row, environ) or "of the job"
+                return Place(row.name, 0, None, (), "", row.level, shown, announced=size)
     return None
 
 

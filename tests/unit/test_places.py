@@ -1,5 +1,6 @@
 """The table of launchers: each row with the variables that its platform documents, nested ones, and who trains alone."""
 
+import functools
 import json
 import re
 import sys
@@ -15,7 +16,7 @@ from unisono.callbacks.output_paths import check_launched_alone
 from unisono.distribute import is_chief, num_workers, register_launcher, worker_index
 from unisono.distribute.environment import ClusterError
 from unisono.distribute.workers import launcher_variables, launchers, places
-from unisono.distribute.workers.places import read_place
+from unisono.distribute.workers.places import find_place, read_place
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
 OPEN_MPI_5 = {  # as mpirun of 5.0.11 sets them, among others
@@ -324,11 +325,12 @@ def test_process_that_was_started_alone_has_no_place():
             "CLUSTER_SPEC": '{"cluster": {"workerpool0": ["a:1"]}, "task": {"type": "workerpool0", "index": 0}}'
         },
     ):
-        assert read_place(variables) is None, variables
+        assert find_place(variables) is None, variables
 
 
 def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
     """A script under `sbatch`, a shell under `salloc`, and pods that know how many they are, but not which."""
+    monkeypatch.setattr(places, "_find_announced", functools.cache(places._find_announced.__wrapped__))
     for variables, said in (
         (BATCH, r"of srun \(of the job\) announce 2 processes"),
         ({"SLURM_NTASKS": "4"}, "of srun .* announce 4 processes"),
@@ -345,13 +347,14 @@ def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
         ),
         ({"PET_NNODES": "2"}, "of Kubeflow .PET_NNODES=2. announce 2 processes"),
     ):
-        place = read_place(variables)
+        place = find_place(variables)
         assert place.size is None and place.rank == 0
         monkeypatch.setattr(places, "_warned", set())
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match=said):
             set_variables(patch, variables)
+            places._find_announced.cache_clear()
             check_launched_alone([], tf.distribute.get_strategy())
-        assert read_place({**variables, "TF_CONFIG": "{}"}) is None
+        assert find_place({**variables, "TF_CONFIG": "{}"}) is None
         assert numbers({**variables, **AGENT}) == ("torchrun", 3, 4)
 
 

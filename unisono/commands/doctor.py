@@ -14,7 +14,7 @@ from ..distribute.environment import LONGEST_TIMEOUT, without_password
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import ClusterError, read_cluster
-from ..distribute.workers.places import read_place
+from ..distribute.workers.places import find_place
 from ..version import __version__
 from .parser import Parser, at_least
 
@@ -149,7 +149,7 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
 def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the cluster that the environment describes, and whether its other members can be reached now."""
     try:
-        found, problem = read_cluster(environ), str(read_place(environ) or "")
+        found, problem = read_cluster(environ), str(find_place(environ) or "")
     except ClusterError as error:
         found, problem = None, str(error)
     if found is None:
