@@ -268,6 +268,11 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     if custom_step:
         return
     for tensor, leaf in pair_inputs(model, x):
+        if leaf is None and not is_optional(model, tensor):
+            raise ValueError(
+                f"`x` has None for the input {tensor.name!r} of the model: pass an array, or declare "
+                f"`keras.Input(..., optional=True)`. Received: {show(x)}"
+            )
         kinds = [
             tf.as_dtype(each.dtype) for each in (tensor, leaf) if getattr(each, "dtype", None) is not None
         ]
@@ -280,6 +285,12 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
         encode = "encode them first, for example with keras.layers.StringLookup"
         _reject_text("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
+
+
+def is_optional(model: TrainedModel, tensor: Any) -> bool:
+    """Return whether a declared input of a model may be None."""
+    layers = (layer for layer in model.layers if isinstance(layer, keras.layers.InputLayer))
+    return any(layer.output is tensor and getattr(layer, "optional", False) for layer in layers)
 
 
 def _reject_text(argument: str, spec: Any, fix: str) -> None:

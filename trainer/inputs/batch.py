@@ -255,6 +255,24 @@ def of_size(spec: Any, samples: int | None) -> Any:
     return tf.nest.map_structure(close, spec)
 
 
+def varying(structure: Any) -> list[Any]:
+    """Return the dense arrays of a batch, or their specs, that may have another shape in another batch."""
+    dense = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, tf.Tensor | tf.TensorSpec)]
+    return [leaf for leaf in dense if leaf.shape.rank and not leaf.shape[1:].is_fully_defined()]
+
+
+def of_shapes(spec: Any, sizes: Any) -> Any:
+    """Return the spec of a batch with the shapes of its `varying` arrays after their samples; `sizes`: of all, flat."""
+    sizes, open_leaves = iter(sizes), varying(spec)
+
+    def close(leaf: Any) -> Any:
+        if not any(leaf is each for each in open_leaves):
+            return leaf
+        return tf.TensorSpec([None, *(int(next(sizes)) for _ in leaf.shape[1:])], leaf.dtype)
+
+    return tf.nest.map_structure(close, spec)
+
+
 def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:
     """Map `fn` over the leaves of nests of one structure, and the tensors of records; keep other fields of the first."""
 
