@@ -124,7 +124,10 @@ def _batch_norms(model: TrainedModel) -> list[str]:
     said = f"{len(apart)} BatchNormalization {verb} "
     if pipeline is not None:
         return [f"{said}each micro-batch apart"]
-    return [f"{said}each replica's samples apart", "unisono.synchronize_batch_norm(model) normalizes them together"]
+    return [
+        f"{said}each replica's samples apart",
+        "unisono.synchronize_batch_norm(model) normalizes them together",
+    ]
 
 
 def _best(callbacks: Sequence[Any]) -> list[str]:

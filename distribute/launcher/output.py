@@ -21,7 +21,9 @@ _SEQUENCES = re.compile(  # ECMA-48
 )
 _BARE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
-_NOTICE = re.compile(r"WARNING: All log messages before absl::InitializeLog|I0000 [\d:.]+\s+\d+ \S+\.cc:\d+\] ")
+_NOTICE = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|I0000 [\d:.]+\s+\d+ \S+\.cc:\d+\] "
+)
 """What C++ prints before it reads `TF_CPP_MIN_LOG_LEVEL`: information, no warnings or errors."""
 
 

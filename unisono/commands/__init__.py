@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        with open(os.devnull, "wb") as nothing:  # else Python writes what is left once more, and prints a traceback
+        with open(
+            os.devnull, "wb"
+        ) as nothing:  # else Python writes what is left once more, and prints a traceback
             os.dup2(nothing.fileno(), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has ended
             return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
