@@ -5,7 +5,7 @@ A batch is a nest of tensors of any kind and of None. A scalar in it has no samp
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -255,22 +255,19 @@ def of_size(spec: Any, samples: int | None) -> Any:
     return tf.nest.map_structure(close, spec)
 
 
-def varying(structure: Any) -> list[Any]:
-    """Return the dense arrays of a batch, or their specs, that may have another shape in another batch."""
-    dense = [leaf for leaf in tf.nest.flatten(structure) if isinstance(leaf, tf.Tensor | tf.TensorSpec)]
-    return [leaf for leaf in dense if leaf.shape.rank and not leaf.shape[1:].is_fully_defined()]
+def varies(leaf: Any) -> bool:
+    """Return whether an array of a batch, or its spec, may have another shape in another batch."""
+    dense = isinstance(leaf, tf.Tensor | tf.TensorSpec) and bool(leaf.shape.rank)
+    return dense and not leaf.shape[1:].is_fully_defined()
 
 
-def of_shapes(spec: Any, sizes: Any) -> Any:
-    """Return the spec of a batch with the shapes of its `varying` arrays after their samples; `sizes`: of all, flat."""
-    sizes, open_leaves = iter(sizes), varying(spec)
+def of_sizes(spec: Any, sizes: Iterator[Any]) -> Any:
+    """Return the spec of a batch with all `sizes` after the samples of the arrays that vary."""
 
     def close(leaf: Any) -> Any:
-        if not any(leaf is each for each in open_leaves):
-            return leaf
         return tf.TensorSpec([None, *(int(next(sizes)) for _ in leaf.shape[1:])], leaf.dtype)
 
-    return tf.nest.map_structure(close, spec)
+    return tf.nest.map_structure(lambda leaf: close(leaf) if varies(leaf) else leaf, spec)
 
 
 def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:

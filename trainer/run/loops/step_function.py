@@ -19,7 +19,7 @@ from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
-from ...inputs.batch import varying
+from ...inputs.batch import varies
 from ...inputs.input_checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
@@ -247,8 +247,8 @@ class StepFunction:
             after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
-        arrays = [] if in_xla or tf.executing_eagerly() else varying(batch)
-        if arrays:
+        arrays = [leaf for leaf in tf.nest.flatten(batch) if varies(leaf)]
+        if arrays and not in_xla:
             with tf.device("CPU:0"):
                 sizes = tf.concat([tf.shape(array)[1:] for array in arrays], 0)
                 after = [*after, self.reached_sizes.assign(sizes, read_value=False)]
