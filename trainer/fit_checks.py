@@ -268,18 +268,27 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     if custom_step:
         return
     for tensor, leaf in pair_inputs(model, x):
-        kinds = [
-            tf.as_dtype(each.dtype) for each in (tensor, leaf) if getattr(each, "dtype", None) is not None
-        ]
-        if kinds[-1].is_complex and not kinds[0].is_complex:
+        if leaf is None and not is_optional(model, tensor):
+            raise ValueError(
+                f"`x` has None for the input {tensor.name!r} of the model: pass an array, or declare "
+                f"`keras.Input(..., optional=True)`. Received: {show(x)}"
+            )
+        found, taken = (tf.as_dtype(getattr(each, "dtype", None) or tensor.dtype) for each in (leaf, tensor))
+        if found.is_complex and not taken.is_complex:
             raise ValueError(
                 f"`x` is complex, but the input {tensor.name!r} of the model takes {tensor.dtype}: pass both parts as real "
-                f"numbers, or declare `keras.Input(..., dtype={kinds[-1].name!r})`. Received: {show(leaf)}"
+                f"numbers, or declare `keras.Input(..., dtype={found.name!r})`. Received: {show(leaf)}"
             )
     _reject_text("sample_weight", sample_weight, "weights are numbers: pass one number for each sample")
     if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
         encode = "encode them first, for example with keras.layers.StringLookup"
         _reject_text("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
+
+
+def is_optional(model: TrainedModel, tensor: Any) -> bool:
+    """Return whether a declared input of a model may be None."""
+    layers = (layer for layer in model.layers if isinstance(layer, keras.layers.InputLayer))
+    return any(layer.output is tensor and getattr(layer, "optional", False) for layer in layers)
 
 
 def _reject_text(argument: str, spec: Any, fix: str) -> None:

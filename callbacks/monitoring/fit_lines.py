@@ -115,13 +115,19 @@ def _backups(state: FitState) -> list[str]:
 
 def _batch_norms(model: TrainedModel) -> list[str]:
     """Return how many layers normalize with a part of the batch, unlike one device, and what changes that."""
-    several = mesh_of(model.distribute_strategy).shape[0] > 1 and model._pipeline is None
+    pipeline, replicas = model._pipeline, mesh_of(model.distribute_strategy).shape[0]
+    parts = pipeline.micro_batches * pipeline.replicas if pipeline is not None else replicas
     apart = [each for each in batch_norms_of(model) if each.trainable and not each.synchronized]
-    if not several or not apart or model.run_eagerly:
+    if parts == 1 or not apart or model.run_eagerly:
         return []
     verb = "layer normalizes" if len(apart) == 1 else "layers normalize"
-    said = f"{len(apart)} BatchNormalization {verb} each replica's samples apart"
-    return [said, "unisono.synchronize_batch_norm(model) normalizes them together"]
+    said = f"{len(apart)} BatchNormalization {verb} "
+    if pipeline is not None:
+        return [f"{said}each micro-batch apart"]
+    return [
+        f"{said}each replica's samples apart",
+        "unisono.synchronize_batch_norm(model) normalizes them together",
+    ]
 
 
 def _best(callbacks: Sequence[Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """The graph of a functional model: its nodes in order, and how one is called."""
 
+import contextlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +27,18 @@ def graph_of(model: Any) -> Any | None:
     if isinstance(model, Functional) and type(model).call is Functional.call:
         return model
     return None
+
+
+@contextlib.contextmanager
+def undo_failed_build(layers: Sequence[Any]) -> Iterator[None]:
+    """Let sequential models among `layers` be built for another shape after an error in the block: drop its inputs."""
+    before = [(each, each._layers) for each in layers if isinstance(each, keras.Sequential)]
+    try:
+        yield
+    except Exception:
+        for each, parts in before:
+            each._layers = parts
+        raise
 
 
 def nodes_in_order(graph: Any) -> list[Any]:

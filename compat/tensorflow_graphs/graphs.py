@@ -16,6 +16,7 @@ from ..upstream_places import (
     autograph_artifact,
     config,
     context,
+    lift_to_graph,
     op_def_registry,
     ops,
     py_func_from_autograph,
@@ -172,6 +173,20 @@ def _bytes(tensor: Any) -> int:
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:
     """Enter a temporary graph, to read structure from code that creates operations."""
     return tf.__internal__.FuncGraph("scratch").as_default()
+
+
+def compute_initial_values() -> contextlib.AbstractContextManager[Any]:
+    """Let the block create `tf.Variable`s in a graph with initial values that it computes there, as a `tf.function` does."""
+
+    def create(next_creator: Callable[..., Any], **options: Any) -> Any:
+        value = options["initial_value"]
+        if tf.is_tensor(value) and hasattr(value, "graph"):
+            lifted = graph_function(lambda: lift_to_graph([value], tf.compat.v1.get_default_graph())[value])
+            with tf.init_scope():
+                options["initial_value"] = lifted()
+        return next_creator(**options)
+
+    return tf.variable_creator_scope(create)
 
 
 def enter_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:

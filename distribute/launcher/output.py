@@ -21,6 +21,11 @@ _SEQUENCES = re.compile(  # ECMA-48
 )
 _BARE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
+_NOTICE = re.compile(
+    r"WARNING: All log messages before absl::InitializeLog|I0000 [\d:.]+\s+\d+ \S+\.cc:\d+\] "
+)
+"""What C++ prints before it reads `TF_CPP_MIN_LOG_LEVEL`: information, no warnings or errors."""
+
 
 def plain(text: str) -> str:
     r"""Return a line without terminal commands: escape sequences, control characters, changes of text direction.
@@ -120,6 +125,8 @@ class Output:
 
     def _write(self, name: str, target: Any, line: bytes) -> None:
         text = plain(line.decode("utf-8", "replace"))
+        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3" and target is sys.stderr and _NOTICE.match(text):
+            return
         if text.strip():
             self._last[name].append(text[:_LONGEST_REMEMBERED])
         prefix = f"[{name}]".ljust(self._width + 2)

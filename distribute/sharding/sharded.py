@@ -19,7 +19,7 @@ from ...compat.keras_private.optimizers import (
 )
 from ...compat.keras_private.training import strategy_of
 from ...compat.keras_private.variables import put_inside, raw_value
-from ...compat.patches import wrap, wrap_within
+from ...compat.patches import wrap
 from ..arguments import one_of, show
 from ..mesh import OnMesh
 from ..pipeline.pipeline import Pipeline
@@ -30,7 +30,7 @@ LEVELS = ("optimizer", "weights")
 SHARDABLE = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 Strategy = TypeVar("Strategy", bound=tf.distribute.Strategy | Pipeline)
 _PLAIN = (
-    "the model is a plain keras.Model, which cannot train or predict with weights that are divided over replicas: make it "
+    "The model is a plain keras.Model, which cannot train or predict with weights that are divided over replicas: make it "
     "a `unisono.Model` or `unisono.Sequential`, or convert it with `unisono.adopt(model)`."
 )
 _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -116,21 +116,17 @@ def divide_weights(strategy: tf.distribute.Strategy) -> None:
 
 def _create_divided() -> None:
     wrap("_initialize", _initialize)
-    for name in ("fit", "evaluate", "predict"):
-        _reject_plain(name)
+    wrap("_assert_compile_called", _reject_plain)  # first in every method for training and evaluation
+    wrap("make_predict_function", _reject_plain)
 
 
-def _reject_plain(name: str) -> None:
-    """Let `fit`, `evaluate` or `predict` of plain Keras reject a model whose strategy divides weights."""
-
-    def call(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-        home = strategy_of(model)
-        divides = isinstance(home, OnMesh) or (home is not None and level_of(home) == "weights")
-        if divides and not hasattr(model, "explain_step"):
-            raise ValueError(f"`{name}()`: {_PLAIN}")
-        return original(model, *args, **kwargs)
-
-    wrap_within(name, call)
+def _reject_plain(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let a method of plain Keras reject a model whose strategy divides weights."""
+    home = strategy_of(model)
+    divides = isinstance(home, OnMesh) or (home is not None and level_of(home) == "weights")
+    if divides and not hasattr(model, "explain_step"):
+        raise ValueError(_PLAIN)
+    return original(model, *args, **kwargs)
 
 
 def level_of(strategy: Any = None) -> str | None:
@@ -200,7 +196,7 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
         if any(not isinstance(each, tf.Variable) for each in given) and isinstance(
             var, ShardedValue
         ):  # each replica's own gradient
-            raise ValueError(f"{var.name!r}: {_PLAIN}")
+            raise ValueError(_PLAIN)
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)
         if here.updates_sharded:  # a copied variable is assigned a sharded one

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.callbacks.monitoring.fit_lines import _batch_norms
 
 MOMENTUM = 0.9
 
@@ -182,3 +183,13 @@ def test_synchronize_batch_norm_makes_any_model_equal_to_one_device(tmp_path, ca
     unisono.synchronize_batch_norm(model)
     model.save(tmp_path / "m.keras")
     assert keras.models.load_model(tmp_path / "m.keras").get_layer("shared").synchronized
+
+
+@pytest.mark.parametrize(
+    "micro_batches, said", [(4, ["1 BatchNormalization layer normalizes each micro-batch apart"]), (1, [])]
+)
+def test_first_line_says_that_micro_batches_are_normalized_apart(micro_batches, said):
+    with unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=micro_batches).scope():
+        model = normalized_model()
+        model.compile("sgd", "mse")
+    assert _batch_norms(model) == said

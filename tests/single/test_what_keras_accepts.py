@@ -44,6 +44,10 @@ def functional(kind=unisono.Model):
     return kind(inputs, keras.layers.Dense(1)(TimesSamples()(inputs)))
 
 
+def sequential(kind=unisono.Sequential):
+    return kind([TimesSamples(), keras.layers.Dense(1)])
+
+
 def compiled(make, strategy=None):
     with helpers.scope(strategy):
         keras.utils.set_random_seed(0)
@@ -57,7 +61,7 @@ def losses_of(model, samples=12):
 
 
 @pytest.mark.falls_back
-@pytest.mark.parametrize("make", [functional, Subclass])
+@pytest.mark.parametrize("make", [functional, Subclass, sequential])
 @pytest.mark.filterwarnings("ignore:The `train_step`")
 def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(make):
     expected = losses_of(compiled(lambda: functional(keras.Model)))
@@ -68,8 +72,9 @@ def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(
 @pytest.mark.falls_back
 @pytest.mark.filterwarnings("ignore:The `train_step`")
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_code_that_needs_the_number_of_samples_is_named_where_batches_have_several(replicas):
-    model = compiled(functional, helpers.mirrored(replicas) if replicas > 1 else None)
+@pytest.mark.parametrize("make", [functional, sequential])
+def test_code_that_needs_the_number_of_samples_is_named_where_batches_have_several(make, replicas):
+    model = compiled(make, helpers.mirrored(replicas) if replicas > 1 else None)
     with pytest.raises(ValueError, match=r"needs the number of samples.*Use `tf.shape\(x\)\[0\]`"):
         losses_of(model, samples=11)
 
@@ -141,11 +146,12 @@ def test_plain_keras_model_is_rejected_where_weights_are_divided(kind):
         lambda: model.fit(X, Y, batch_size=7),
         lambda: model.evaluate(X, Y),
         lambda: model.predict(X),
+        lambda: model.train_on_batch(X, Y),
+        lambda: model.test_on_batch(X, Y),
+        lambda: model.predict_on_batch(X),
     ):
         with pytest.raises(ValueError, match=r"plain keras.Model.*unisono.Model.*unisono.adopt"):
             call()
-    with pytest.raises(ValueError, match=r"unisono.Model.*unisono.adopt"):
-        model.train_on_batch(X, Y)
     unisono.adopt(model).fit(X, Y, batch_size=7, verbose=0)
 
 
@@ -256,3 +262,114 @@ def test_mistakes_in_arguments_are_named_with_what_is_needed():
         scope.enter_context(strategy_for((1, 2), {"*kernel": (None, "model")}).scope())
         with pytest.raises(ValueError, match=r"'\*kernel'.*not a regular expression"):
             unisono.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+
+
+def of_widths(*widths):
+    """Batches of six samples, whose spec leaves the number of features open."""
+    spec = tf.TensorSpec((None, None), tf.float32), tf.TensorSpec((None, 1), tf.float32)
+    batches = [(np.resize(X, (6, width)), Y[:6]) for width in widths]
+    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
+
+
+class Product(unisono.Model):
+    """Multiplies its input with a matrix that no layer of Keras has."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(4, 1))
+
+    def call(self, x):
+        return x @ self.kernel
+
+
+@pytest.mark.parametrize("make", ["functional", "subclassed"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_dataset_that_changes_its_width_names_the_batch_and_the_shapes(make, replicas):
+    def layers():
+        return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    model = compiled(layers if make == "functional" else Product, helpers.mirrored(replicas))
+    model.build((None, 4))
+    for call in (
+        lambda: model.fit(of_widths(4, 4, 5), verbose=0),
+        lambda: model.evaluate(of_widths(4, 4, 5)),
+    ):
+        with pytest.raises(ValueError, match=r"Batch 2 of the epoch.*`x` of shape \(None, 5\).*\b4\b"):
+            call()
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_batches_of_any_width_train_divided_weights(kind):
+    def make():
+        return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="a"), keras.layers.Dense(2)])
+
+    found = []
+    for strategy in (None, DIVIDED[kind]()):
+        model = compiled(make, strategy)
+        found.append((model.fit(of_widths(4, 4), verbose=0).history["loss"], model.get_weights()))
+    helpers.assert_close(found[1], found[0], helpers.FLOAT32)
+
+
+class Adds(unisono.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x["a"] + x["b"])
+
+
+def adds():
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    return unisono.Model({"a": a, "b": b}, keras.layers.Dense(1)(a + b))
+
+
+@pytest.mark.parametrize("make", [adds, Adds])
+@pytest.mark.filterwarnings("ignore:.*unbuilt state")
+def test_none_within_inputs_is_one_sentence(make):
+    for replicas in (1, 2):
+        for name in ("predict", "predict_on_batch", "fit"):
+            model = compiled(make, helpers.mirrored(replicas))
+            given = ({"a": X, "b": None},) if name != "fit" else ({"a": X, "b": None}, Y)
+            with pytest.raises(ValueError, match=r"has None.*[Pp]ass an array"):
+                getattr(model, name)(*given)
+
+
+class HoldsVariable(keras.layers.Layer):
+    """Makes a variable of TensorFlow where it is built, or first called."""
+
+    def __init__(self, in_call):
+        super().__init__()
+        self.in_call, self.kernel = in_call, None
+
+    def make(self, shape):
+        self.kernel = tf.Variable(tf.eye(shape[-1]) * 0.5, name="kernel")
+
+    def build(self, shape):
+        if not self.in_call:
+            self.make(shape)
+
+    def call(self, x):
+        if self.kernel is None:
+            self.make(x.shape)
+        return x @ self.kernel
+
+
+def holds_variable(in_call, kind):
+    class Model(kind):
+        def __init__(self):
+            super().__init__()
+            self.holds, self.dense = HoldsVariable(in_call), keras.layers.Dense(2, name="a")
+
+        def call(self, x):
+            return self.dense(self.holds(x))
+
+    return Model
+
+
+@pytest.mark.parametrize("in_call", [False, True])
+def test_variable_of_tensorflow_that_a_layer_makes_late_trains_like_keras(in_call):
+    expected = losses_of(compiled(holds_variable(in_call, keras.Model)))
+    kinds = (lambda: None, lambda: helpers.mirrored(2), lambda: helpers.mirrored(3), *DIVIDED.values())
+    for make_strategy in kinds:
+        found = losses_of(compiled(holds_variable(in_call, unisono.Model), make_strategy()))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

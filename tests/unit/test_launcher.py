@@ -144,6 +144,30 @@ def test_full_disk_ends_the_log_and_not_the_output(tmp_path, capsys):
     assert printed.err == "[launch] the log of worker-0 ends here: No space left on device\n"
 
 
+@pytest.mark.parametrize("level, hides", [("3", True), ("0", False)])
+def test_notices_before_the_level_is_read_are_hidden_but_no_errors(
+    level, hides, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    notices = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795909988.892402   15566 port.cc:153] oneDNN custom operations are on.",
+    ]
+    errors = ["E0000 00:00:1795907095.347507   32704 cuda_dnn.cc:52] failed", "I0000 of a program"]
+    (read, write), (read_err, write_err) = os.pipe(), os.pipe()
+    output = Output(["worker-0"], tmp_path, 0)
+    output.add("worker-0", io.FileIO(read), io.FileIO(read_err))
+    text = "".join(f"{line}\n" for line in (*notices, *errors))
+    os.write(write_err, text.encode())
+    output.pump(1)
+    os.close(write)
+    os.close(write_err)
+    output.close()
+    expected = errors if hides else [*notices, *errors]
+    assert capsys.readouterr().err.splitlines() == [f"[worker-0] {line}" for line in expected]
+    assert (tmp_path / "worker-0.log").read_text() == text
+
+
 def test_launcher_does_not_load_tensorflow():
     code = "import sys, unisono.distribute.launcher.launcher; sys.exit(not {'tensorflow', 'keras'}.isdisjoint(sys.modules))"
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}

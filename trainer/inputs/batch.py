@@ -5,7 +5,7 @@ A batch is a nest of tensors of any kind and of None. A scalar in it has no samp
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -243,6 +243,21 @@ def of_size(spec: Any, samples: int | None) -> Any:
         return tf.TensorSpec([samples, *leaf.shape[1:]], leaf.dtype) if is_open else leaf
 
     return tf.nest.map_structure(close, spec)
+
+
+def varies(leaf: Any) -> bool:
+    """Return whether an array of a batch, or its spec, may have another shape in another batch."""
+    dense = isinstance(leaf, tf.Tensor | tf.TensorSpec) and bool(leaf.shape.rank)
+    return dense and not leaf.shape[1:].is_fully_defined()
+
+
+def of_sizes(spec: Any, sizes: Iterator[Any]) -> Any:
+    """Return the spec of a batch with all `sizes` after the samples of the arrays that vary."""
+
+    def close(leaf: Any) -> Any:
+        return tf.TensorSpec([None, *(int(next(sizes)) for _ in leaf.shape[1:])], leaf.dtype)
+
+    return tf.nest.map_structure(lambda leaf: close(leaf) if varies(leaf) else leaf, spec)
 
 
 def map_leaves(fn: Callable[..., Any], *structures: Any) -> Any:

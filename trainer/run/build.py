@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.keras_private.functional import undo_failed_build
 from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import (
     build_symbolically,
@@ -58,7 +59,8 @@ def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = N
         _build_by_custom_step(model, spec, getattr(model, name), build, optimizers)
         return
     if predicts:
-        build(model, spec)
+        with explain_errors(model, spec, step=name):
+            build(model, spec)
         return
     if model._overrides_step("train_step"):  # it may use batches differently than Keras' own steps
         with contextlib.suppress(Exception):
@@ -144,13 +146,15 @@ def _build_any_size(
     build: Callable[[TrainedModel, Any], None], model: TrainedModel, spec: Any, samples: int | None
 ) -> None:
     """Call `build` for batches of any size; where that fails, for those of `samples`."""
-    try:
-        build(model, spec)
-    except Exception as error:
+    errors: list[Exception] = []
+    for each in (spec, of_size(spec, samples)):
         try:
-            build(model, of_size(spec, samples))
-        except Exception:
-            raise error from None
+            with undo_failed_build(layers_of(model)):
+                build(model, each)
+            return
+        except Exception as error:
+            errors.append(error)
+    raise errors[0] from None
 
 
 def _symbolically(model: TrainedModel, spec: Any) -> None:

@@ -13,6 +13,7 @@ import keras
 from ...callbacks.call_schedule import steps_until_call
 from ...compat.keras_private.training import epoch_to_begin_with, evaluates_after
 from ...compat.patches import replace_functions
+from ...compat.tensorflow_graphs.graphs import compute_initial_values
 from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.workers.records import report_position
@@ -50,7 +51,8 @@ class Runner:
         """Create every variable that a step needs for batches of `spec`; `samples` of a global batch, where known."""
         predicts = step == "predict_step"
         unbuilt = not (predicts or build.is_built(model))
-        with model._strategy_scope(), replace_functions() if unbuilt else contextlib.nullcontext():
+        replaced = replace_functions() if unbuilt else contextlib.nullcontext()
+        with model._strategy_scope(), replaced, compute_initial_values():
             build.build_for(model, spec, step, samples)
         build.check_layouts(model)
         if not predicts:

@@ -35,11 +35,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # this is the program: messages such as `failed call to cuInit` would bury its lines
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        return _run(argv)
-    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
-        return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
-    finally:
-        _flush_quietly()
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        with open(
+            os.devnull, "wb"
+        ) as nothing:  # else Python writes what is left once more, and prints a traceback
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):  # the reader of the output, such as `head`, has ended
+            return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
+        print(f"unisono: write error: {error.strerror}", file=sys.stderr)
+        return 1
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -62,15 +70,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
     print(_USAGE)
     return 0 if command else 2
-
-
-def _flush_quietly() -> None:
-    """Write the pending output, or drop it where its reader has ended; Python would print a traceback at the end."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _module(command: str) -> Any:

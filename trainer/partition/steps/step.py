@@ -99,10 +99,9 @@ class OptimizerCall:
 
 
 def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
-    """Return a gradient as a dense tensor of its variable's shape, unknown while the number of samples is."""
+    """Return a gradient as a dense tensor of its variable's shape, which is unknown where the shape of the inputs is."""
     gradient = tf.convert_to_tensor(gradient)
-    gradient.set_shape(variable.shape)
-    return gradient
+    return gradient if gradient.shape.is_fully_defined() else tf.ensure_shape(gradient, variable.shape)
 
 
 def labels_of_layout(layout: Layout) -> Labels:

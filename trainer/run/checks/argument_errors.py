@@ -10,7 +10,7 @@ from ....compat.keras_private.functional import graph_of
 from ....compat.keras_private.training import losses_of_classes, overrides_compute_loss
 from ....state.trained_model import TrainedModel
 from ...inputs import Source
-from ...inputs.batch import is_standard, unpack
+from ...inputs.batch import is_standard, of_sizes, unpack
 from ...inputs.class_weights import ClassWeights
 from ...inputs.value_checks import LabelRule, at, sentence_in
 from .mismatch import find_need_of_size, mismatch
@@ -57,6 +57,10 @@ def explain_errors(
         if sentence is None and first:
             samples = batch_size or _SAMPLES
             sentence = mismatch(model, spec, samples, step) or find_need_of_size(model, spec, samples, step)
+        number, sizes = getattr(error, "varying_batch", (0, ()))
+        if sentence is None and len(sizes):
+            sentence = mismatch(model, of_sizes(spec, iter(sizes)), _SAMPLES, step, varies=True)
+            sentence = sentence and f"Batch {number} of the epoch (counted from 0): {sentence}"
         if sentence is None:
             raise
         sentence = sentence.replace(str(_SAMPLES), "batch")

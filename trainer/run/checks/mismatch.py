@@ -17,16 +17,20 @@ from ....compat.upstream_places import compute_output_spec
 from ....distribute.arguments import show, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
+from ...fit_checks import is_optional
 from ...inputs.batch import is_standard, unpack
 from ...inputs.value_checks import holds_text
 from ...step.first_call import placeholder
 
 
-def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) -> str | None:
+def mismatch(
+    model: TrainedModel, spec: Any, batch_size: int | None, step: str, varies: bool = False
+) -> str | None:
     """Return the sentence with the argument that does not fit the model; None if all fit, or if it is unknown.
 
     Nothing is called again without an error, except for validation data whose layout differs from the training data's, which
-    would otherwise fail after the first epoch. The sentence is only given where the shapes disagree.
+    would otherwise fail after the first epoch. The sentence is only given where the shapes disagree, or where a batch
+    `varies` from others that the model took.
     """
     if model._overrides_step(step) or not is_standard(spec):
         return None
@@ -57,6 +61,7 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
             compute_loss(model, **given, sample_weight=tensors[2])
         reached.append("metrics")
         model.compute_metrics(tensors[0], tensors[1], y_pred, tensors[2])
+        reached.append("variables")  # which get their values at the end
         return y_pred
 
     try:
@@ -65,7 +70,9 @@ def mismatch(model: TrainedModel, spec: Any, batch_size: int | None, step: str) 
     except Exception as error:  # any type: the call that originally failed raised one of `_ERRORS`
         reason = _reason(error)
         if reached[-1] == "x":
-            return _about_x(model, x, error, reason)
+            return _about_x(model, x, error, reason, varies)
+        if reached[-1] == "variables":
+            return None
         made = f"targets of {_shapes(y)} and outputs of {_shapes(outputs[0])}"
         if reached[-1] == "y":
             return _about_y(model, y, outputs[0], made, error, reason)
@@ -107,29 +114,27 @@ def find_need_of_size(model: TrainedModel, spec: Any, samples: int, step: str) -
     )
 
 
-def _about_x(model: TrainedModel, x: Any, error: Exception, reason: str) -> str | None:
+def _about_x(model: TrainedModel, x: Any, error: Exception, reason: str, varies: bool) -> str | None:
     inputs = getattr(model, "inputs", None)
     pairs = pair_inputs(model, x) if inputs else []
     if not inputs:
         rejected = find_rejected_shapes(error)
-        shapes = [list(part.shape[1:]) for part in tf.nest.flatten(x)]
+        leaves = tf.nest.flatten(x)
+        if None in leaves:
+            return f"`x` of {_shapes(x)} has None, which the model cannot take: {reason}. Pass an array for each input."
+        shapes = [list(part.shape[1:]) for part in leaves]
         disagrees = (
             holds_text(x) or not takes_arguments(model.call, 1) or any(each in shapes for each in rejected)
         )
     else:
         disagrees = len(pairs) != len(inputs) or any(
-            not _is_optional(model, tensor) if given is None else not _fits(tensor, given)
+            not is_optional(model, tensor) if given is None else not _fits(tensor, given)
             for tensor, given in pairs
         )
-    if not disagrees:
+    if not (disagrees or varies):
         return None
     takes = ", ".join(f"{t.name} {tuple(t.shape)}" for t in inputs or ())
     return f"`x` of {_shapes(x)} does not fit the model{f', which takes {takes}' if takes else ''}: {reason}."
-
-
-def _is_optional(model: TrainedModel, tensor: Any) -> bool:
-    layers = (layer for layer in model.layers if isinstance(layer, keras.layers.InputLayer))
-    return any(layer.output is tensor and getattr(layer, "optional", False) for layer in layers)
 
 
 def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Exception, reason: str) -> str:

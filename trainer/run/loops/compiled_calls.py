@@ -97,8 +97,11 @@ class CallLength:
 
 
 @contextlib.contextmanager
-def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
-    """Add the step to an error: `reached()` of this call ran, if known, after `step` steps of the epoch."""
+def note_step(reached: Callable[[], int | None], step: int, sizes: tf.Variable) -> Iterator[None]:
+    """Add the step to an error: `reached()` of this call ran, if known, after `step` steps of the epoch.
+
+    `sizes` are those of the batch, where batches vary in shape.
+    """
     try:
         yield
     except tf.errors.OpError as error:
@@ -106,4 +109,5 @@ def note_step(reached: Callable[[], int | None], step: int) -> Iterator[None]:
         if ran is not None:
             where = f"step {step + ran} of the epoch (counted from 0)"
             error.add_note(f"Raised at {where}, by its batch or by its computation.")
+            error.varying_batch = step + ran, sizes.numpy()  # pyright: ignore[reportAttributeAccessIssue]
         raise

@@ -19,6 +19,7 @@ from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
+from ...inputs.batch import varies
 from ...inputs.input_checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
@@ -70,6 +71,9 @@ class StepFunction:
         self._calls = CallsOnHost(model.optimizer if once else None, once)
         with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
             self.reached_steps = plain_variable(tf.constant(UNKNOWN))
+            self.reached_sizes = plain_variable(
+                tf.zeros([0], tf.int32), [None]
+            )  # of arrays that vary in shape
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
         """Run a compiled call, whose errors name the step; return the steps that ran, and the last logs or all outputs."""
@@ -79,7 +83,7 @@ class StepFunction:
             self.reached_steps.assign(0, read_value=False)
             with (
                 monitor_call(familiar, getattr(chunk.inputs, "drawn", None)),
-                note_step(self.count_reached, call.first + done),
+                note_step(self.count_reached, call.first + done, self.reached_sizes),
                 self._optimization(),
             ):
                 given = arguments(chunk)
@@ -243,6 +247,11 @@ class StepFunction:
             after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
+        arrays = [leaf for leaf in tf.nest.flatten(batch) if varies(leaf)]
+        if arrays and not in_xla:
+            with tf.device("CPU:0"):
+                sizes = tf.concat([tf.shape(array)[1:] for array in arrays], 0)
+                after = [*after, self.reached_sizes.assign(sizes, read_value=False)]
         own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
         if isinstance(own, TracedStep):
