@@ -44,7 +44,9 @@ def _declare(types: str, rejected: bool = False, **choices: Sequence[Any]) -> Ca
 
 @_declare("TensorListReserve TensorListSetItem TensorListStack TensorListGetItem", grows=[True, False])
 def _write(x: Any, grows: bool) -> Any:
-    array = tf.TensorArray(x.dtype, 0 if grows else 3, dynamic_size=grows, infer_shape=False, element_shape=x.shape)
+    array = tf.TensorArray(
+        x.dtype, 0 if grows else 3, dynamic_size=grows, infer_shape=False, element_shape=x.shape
+    )
     for number in range(3):
         array = array.write(number, x * (number + 1.0))
     return array.stack(), array.read(1)
@@ -52,9 +54,7 @@ def _write(x: Any, grows: bool) -> Any:
 
 @_declare("EmptyTensorList TensorListPushBack TensorListPopBack TensorListLength TensorListElementShape")
 def _push(x: Any) -> Any:
-    handle = tf.raw_ops.EmptyTensorList(
-        element_shape=tf.shape(x), max_num_elements=-1, element_dtype=x.dtype
-    )
+    handle = tf.raw_ops.EmptyTensorList(element_shape=tf.shape(x), max_num_elements=-1, element_dtype=x.dtype)
     for each in (x, x * 2, tf.exp(-tf.abs(x))):
         handle = tf.raw_ops.TensorListPushBack(input_handle=handle, tensor=each)
     length = tf.raw_ops.TensorListLength(input_handle=handle)
@@ -71,9 +71,7 @@ def _resize(x: Any, size: int) -> Any:
     handle = tf.raw_ops.TensorListResize(input_handle=handle, size=size)
     for number in range(size):
         handle = tf.raw_ops.TensorListSetItem(input_handle=handle, index=number, item=x * (number + 1.0))
-    return tf.raw_ops.TensorListStack(
-        input_handle=handle, element_shape=tf.shape(x), element_dtype=x.dtype
-    )
+    return tf.raw_ops.TensorListStack(input_handle=handle, element_shape=tf.shape(x), element_dtype=x.dtype)
 
 
 @_declare("TensorListFromTensor TensorListGather", along=[0, 1])
@@ -81,7 +79,10 @@ def _from_tensor(x: Any, along: int) -> Any:
     x = tf.stack([x, x * 2], along if x.shape.rank else 0)
     handle = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=tf.shape(x)[1:])
     found = tf.raw_ops.TensorListGather(
-        input_handle=handle, indices=tf.range(tf.shape(x)[0])[::-1], element_shape=tf.shape(x)[1:], element_dtype=x.dtype
+        input_handle=handle,
+        indices=tf.range(tf.shape(x)[0])[::-1],
+        element_shape=tf.shape(x)[1:],
+        element_dtype=x.dtype,
     )
     return found, tf.raw_ops.TensorListLength(input_handle=handle)
 
@@ -130,14 +131,24 @@ def _optional(x: Any) -> Any:
 def _seed(x: Any, kind: str) -> Any:
     if kind == "constant":
         return tf.constant([3, 4])
-    return tf.random.uniform([2], maxval=99, dtype=tf.int32) if kind == "drawn" else tf.stack([tf.shape(x)[0], 5])
+    return (
+        tf.random.uniform([2], maxval=99, dtype=tf.int32)
+        if kind == "drawn"
+        else tf.stack([tf.shape(x)[0], 5])
+    )
 
 
 def _shape(x: Any, size: str) -> Any:
-    return {"samples": tf.stack([tf.shape(x)[0], 3]), "two": tf.stack([2 * tf.shape(x)[0], 3]), "fixed": [3, 2]}[size]
+    return {
+        "samples": tf.stack([tf.shape(x)[0], 3]),
+        "two": tf.stack([2 * tf.shape(x)[0], 3]),
+        "fixed": [3, 2],
+    }[size]
 
 
-def _preserved(x: Any, drawn: Any, low: float = -math.inf, high: float = math.inf, repeats: bool = False) -> Any:
+def _preserved(
+    x: Any, drawn: Any, low: float = -math.inf, high: float = math.inf, repeats: bool = False
+) -> Any:
     """The shape and the bounds of what was drawn, whether numbers repeat, and whether all samples have one number."""
     flat = tf.cast(tf.reshape(drawn, [-1]), tf.float64)
     differ = tf.size(tf.unique(flat)[0]) == tf.size(flat)
@@ -153,7 +164,9 @@ _STATELESS: dict[str, Any] = {
     "StatelessTruncatedNormalV2": lambda shape, seed: tf.random.stateless_truncated_normal(
         shape, seed, dtype=tf.float64
     ),
-    "StatelessRandomUniformV2": lambda shape, seed: tf.random.stateless_uniform(shape, seed, dtype=tf.float64),
+    "StatelessRandomUniformV2": lambda shape, seed: tf.random.stateless_uniform(
+        shape, seed, dtype=tf.float64
+    ),
     "StatelessRandomUniformIntV2": lambda shape, seed: tf.random.stateless_uniform(
         shape, seed, 0, 2**50, tf.int64
     ),
@@ -163,13 +176,20 @@ _STATELESS: dict[str, Any] = {
 }
 
 
-@_declare(" ".join(_STATELESS), seed=["constant", "drawn", "computed"], size=["samples", "two", "fixed"], twice=[False, True])
+@_declare(
+    " ".join(_STATELESS),
+    seed=["constant", "drawn", "computed"],
+    size=["samples", "two", "fixed"],
+    twice=[False, True],
+)
 def _draw_with_seed(kind: str, x: Any, seed: str, size: str, twice: bool) -> Any:
     key = _seed(x, seed)
     drawn = _STATELESS[kind](_shape(x, size), key)
     same = [drawn] if seed == "constant" else []
     if twice:  # one device begins both with the same numbers
-        again = _STATELESS[kind](tf.stack([3 * tf.shape(x)[0], 3]), _seed(x, seed) if seed != "drawn" else key)
+        again = _STATELESS[kind](
+            tf.stack([3 * tf.shape(x)[0], 3]), _seed(x, seed) if seed != "drawn" else key
+        )
         both = tf.minimum(tf.shape(drawn)[0], tf.shape(again)[0])
         rows = tf.shape(drawn)[1] * both // 3
         same += [tf.reshape(drawn, [-1])[: 3 * rows] - tf.reshape(again, [-1])[: 3 * rows]]
@@ -207,7 +227,9 @@ def _shuffle(x: Any, of: str) -> Any:
         places = tf.random.shuffle(tf.range(tf.shape(x)[0]))
         return tf.sort(places), tf.reduce_sum(tf.gather(x, places), 0)
     if of == "words":
-        return tf.sort(tf.cast(tf.strings.to_number(tf.random.shuffle(tf.as_string(tf.reshape(x, [-1])))), x.dtype))
+        return tf.sort(
+            tf.cast(tf.strings.to_number(tf.random.shuffle(tf.as_string(tf.reshape(x, [-1])))), x.dtype)
+        )
     shuffled = tf.random.shuffle(x)
     return tf.reduce_sum(shuffled, 0), tf.sort(shuffled, 0)
 
@@ -296,7 +318,9 @@ def _begin(kind: str, x: Any) -> Any:
 
 
 def _three(x: Any) -> Any:
-    return tf.reduce_mean(tf.reshape(tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)), [-1])) + tf.ones([3], x.dtype)
+    return tf.reduce_mean(tf.reshape(tf.where(tf.math.is_finite(x), x, tf.zeros_like(x)), [-1])) + tf.ones(
+        [3], x.dtype
+    )
 
 
 @_declare("AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign")
@@ -310,7 +334,7 @@ def _assign(kind: str, x: Any) -> Any:
     return variable.read_value()
 
 
-@_declare(" ".join(f"ResourceScatter{kind}" for kind in "Add Sub Mul Div Min Max Update".split()))
+@_declare(" ".join(f"ResourceScatter{kind}" for kind in ["Add", "Sub", "Mul", "Div", "Min", "Max", "Update"]))
 def _scatter_into(kind: str, x: Any) -> Any:
     variable, value = _begin(kind, x), _three(x)
     update = getattr(tf.raw_ops, kind)
@@ -318,7 +342,7 @@ def _scatter_into(kind: str, x: Any) -> Any:
     return variable.read_value()
 
 
-@_declare(" ".join(f"ResourceScatterNd{kind}" for kind in "Add Sub Min Max Update".split()))
+@_declare(" ".join(f"ResourceScatterNd{kind}" for kind in ["Add", "Sub", "Min", "Max", "Update"]))
 def _scatter_entries_into(kind: str, x: Any) -> Any:
     variable, value = _begin(kind, x), _three(x)
     update = getattr(tf.raw_ops, kind)
@@ -364,7 +388,9 @@ def _generate(kind: str, x: Any) -> Any:
     generator = _generator()
     if kind == "RngSkip":
         tf.raw_ops.RngSkip(
-            resource=generator.state.handle, algorithm=tf.constant(1, tf.int64), delta=tf.constant(1, tf.int64)
+            resource=generator.state.handle,
+            algorithm=tf.constant(1, tf.int64),
+            delta=tf.constant(1, tf.int64),
         )
         return x
     return tf.shape(generator.normal(tf.shape(x)))

@@ -25,8 +25,8 @@ if __name__ == "__main__":
 import numpy as np
 import tensorflow as tf
 from cheap_graphs import as_for_users
-from partition.differential import DEFECTS, KINDS, Outcome, Program, examine_all
 from partition.declared_calls import DECLARED
+from partition.differential import DEFECTS, KINDS, Outcome, Program, examine_all
 from partition.drawing import Drawing, NoCall, definition, draw_program
 from partition.drawn_case import CONTEXTS, Argument, Case, Step
 from partition.keras_calls import KERAS_OPERATIONS, KerasDrawing
@@ -120,7 +120,9 @@ def draw_step(operation: str, stream: random.Random) -> Step:
     shape = stream.choice([("n", 3), ("n", 2, 3), ("n",), (3, "n"), ("2n", 2), (2, 3)])
     source = "batch" if any(isinstance(each, str) for each in shape) else "sum"
     dtype = stream.choice(["float64", "float64", "float32"])
-    given = Argument(source, shape, dtype, stream.choice(["normal"] * 4 + ["special"]), stream.randrange(10**6))
+    given = Argument(
+        source, shape, dtype, stream.choice(["normal"] * 4 + ["special"]), stream.randrange(10**6)
+    )
     choices = DECLARED[operation.removeprefix("declared.")].choices
     chosen = tuple((name, stream.choice(values)) for name, values in choices.items())
     return Step(operation, (("x", given),), chosen)
@@ -257,7 +259,9 @@ class Statement:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(COMMAND, description=__doc__)
     parser.add_argument("--seeds", default="0:1", metavar="FIRST:END", help="the seeds of each operation")
-    parser.add_argument("--cases", type=int, help="so many cases of the operations with a row, from random seeds")
+    parser.add_argument(
+        "--cases", type=int, help="so many cases of the operations with a row, from random seeds"
+    )
     parser.add_argument("--seed", type=int, help="the seed of `--cases`, as it was printed")
     parser.add_argument("--only", nargs="+", metavar="OPERATION", help="these operations alone")
     parser.add_argument("--case", help='a case as it was printed: "Case(...)"')

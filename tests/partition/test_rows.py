@@ -39,7 +39,9 @@ def _call(name):
             reason = error
         else:
             return case
-    raise AssertionError(f"{name} is not drawn: add a line to operation_calls.txt, or a function to declared_calls.py: {reason}")
+    raise AssertionError(
+        f"{name} is not drawn: add a line to operation_calls.txt, or a function to declared_calls.py: {reason}"
+    )
 
 
 def test_every_row_is_drawn():
@@ -94,7 +96,11 @@ SIZES_OF = Step("Shape", (("input", Argument("batch", ("n", 3))),))
 
 FALSE = {  # what a row may say, and is not so
     "bounds": ("Tanh", {"bounds": bound_by(-0.1, 0.1)}, Case((ANGLES,))),
-    "numbers": ("Neg", {"numbers": lambda call, number: call.constant(0)}, Case((SIZES_OF, Step("Neg", (("x", Argument("step 0", ())),))))),
+    "numbers": (
+        "Neg",
+        {"numbers": lambda call, number: call.constant(0)},
+        Case((SIZES_OF, Step("Neg", (("x", Argument("step 0", ())),)))),
+    ),
     "a shape": ("Tanh", {"shape": lambda call: [[*call.shape()[:1], 4]]}, Case((ANGLES,))),
 }
 
