@@ -210,7 +210,9 @@ def _draw_rows(statement: Statement, seed: int, count: int, report: Any) -> None
     for first in range(0, count, len(rows)):
         stream.shuffle(rows)
         drawn = rows[: count - first]
-        drawn.sort(key=lambda name: name.startswith("declared."))  # what a step rejects is in a graph of its own
+        drawn.sort(
+            key=lambda name: name.startswith("declared.")
+        )  # what a step rejects is in a graph of its own
         for group in _groups(drawn, 6 * TOGETHER):
             statement.add(group, stream.randrange(10**9), report, quick=True)
 
