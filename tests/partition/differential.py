@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from partition.known_values import find_false_value
 from partition_in_parts import NotPartitioned, Parts
 
 KINDS = ("right", "gathered", "rejected", "error", "wrong", "not covered")
@@ -100,8 +101,13 @@ def examine_all(programs: Sequence[Program], quick: bool = False) -> list[Outcom
 def _examine_some(programs: Sequence[Program], quick: bool) -> list[Outcome]:
     outcome, gathers = _examine(programs, quick)
     if len(programs) == 1:
-        if outcome.kind == "wrong" and not programs[0].run_traced():
-            outcome, gathers = _examine(programs, quick)
+        try:
+            if outcome.kind in DEFECTS and not programs[0].run_traced():
+                outcome, gathers = _examine(programs, quick)
+        except (
+            Exception
+        ) as reason:  # one device fails in a graph, for instance because TensorFlow's own shapes are wrong
+            outcome = Outcome("not covered", brief(reason))
         return [Outcome("gathered") if gathers and outcome.kind == "right" else outcome]
     if outcome.kind == "right":
         return [
@@ -121,6 +127,8 @@ def _examine(programs: Sequence[Program], quick: bool) -> tuple[Outcome, list[st
         return Outcome("rejected", str(reason)), []
     except Exception as error:
         return _failed_trace(fn, batches, error), []
+    if (false := find_false_value(parts, batches)) is not None:
+        return Outcome("wrong", false), []
     found = _of_open_sizes(parts, batches, whole, (2,) if quick else (2, 3))
     found = found or _of_known_size(parts, batches, whole, quick)
     return found or Outcome("right"), parts.gathers

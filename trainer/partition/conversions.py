@@ -218,7 +218,7 @@ def _within_part(positions: tf.Tensor, extent: Extent, replica: Replica) -> tf.T
     each = extent // replica.global_samples if isinstance(extent, int) else per_sample(extent)
     numbers = (_start_held(replica), replica.held, replica.global_samples)
     first, size, whole = (tf.cast(number * each, positions.dtype) for number in numbers)
-    own = positions - first
+    own = positions - first - tf.cast(positions < 0, positions.dtype)  # -1 is no position outside the axis
     others = (positions >= 0) & (positions < whole) & ((own < 0) | (own >= size))
     return tf.where(others, tf.constant(-1, own.dtype), own)
 

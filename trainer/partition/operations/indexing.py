@@ -25,6 +25,7 @@ from ..labels import (
 )
 from ..sizes.intervals import Interval
 from ..sizes.positions import counts_samples, stays_in_parts
+from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
@@ -52,7 +53,7 @@ def _label_gather(view: View) -> Ruling | None:
     if is_sharded(params) and params.axis == axis:
         if (rank, batch) == (1, 0) and counts_samples(view.values[1], extent):
             return [None, label_sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
-        if _is_in_parts(view, batch, axis):
+        if _is_in_parts(view, batch, axis, extent):
             return [None, label_within(extent), REPLICATED], [PARTIAL_SUM]
     if not batch and _chooses_samples(view, axis):
         return [None, None, REPLICATED], [label_sharded(axis, chosen=indices.chosen)]
@@ -61,12 +62,16 @@ def _label_gather(view: View) -> Ruling | None:
     return None
 
 
-def _is_in_parts(view: View, batch: int, axis: int) -> bool:
-    """Return whether a lookup finds what its part has, else 0: by parts of a model, or one entry of each sample."""
+def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
+    """Return whether a lookup finds what its part has, else 0.
+
+    It does by parts of a model, and where it takes one entry: of each sample, or of all of them.
+    """
     params, indices = view.labels[:2]
-    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else not view.mesh.of_batch)
+    of_all = not view.mesh.of_batch or (view.rank(1) == 0 and per_sample(extent) is not None)
+    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else of_all)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
-    return known and numbers and (indices == REPLICATED or view.values[1].free)
+    return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
 
 
 def _gather_numbers(call: Call, data: np.ndarray, indices: np.ndarray, axis: np.ndarray) -> np.ndarray:
@@ -198,7 +203,8 @@ def _label_segments(view: View) -> Ruling:
     extent = require(view.out_shape()[0] if rank == 1 and data.blocks == 1 else None)
     if ids.counts == extent:  # the backward pass of a choice of samples
         return [None, None, sizes(0)], [label_sharded(0)]
-    if ids.counts or data.chosen or not stays_in_parts(view.values[1], extent):
+    can_be_nan = view.values[0].dtype.is_floating
+    if ids.counts or data.chosen or not can_be_nan or not stays_in_parts(view.values[1], extent):
         raise Unknown
     return [None, label_sharded(0, counts=extent), sizes(0)], [label_sharded(0)]
 
@@ -211,7 +217,26 @@ def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
     return [None, label_within(output.shape[0]), sizes(0)] if want.axis == 0 else None
 
 
-_ROW: Any = {"label": _label_segments, "shape": _find_segments, "positions": True}
+def _copy_segments(
+    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
+) -> list[Any]:
+    """Return the sums, or NaN where a sample's entries are outside of this replica's part.
+
+    A lookup has proved that none are, but on a GPU a lookup out of bounds is no error.
+    """
+    (found,), label = make(given), values[1].label
+    if not label.counts or label.chosen or not found.dtype.is_floating:
+        return [found]
+    outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
+    return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
+
+
+_ROW: Any = {
+    "label": _label_segments,
+    "shape": _find_segments,
+    "positions": True,
+    "copy": _copy_segments,
+}
 add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 

@@ -38,8 +38,9 @@ def _describe_put(number: int) -> Any:
         elements = item.constant if _holds_only(held, item.constant) else None
         count, before = (held.shape[0], held.shape[1:]) if held is not None and held.shape else (None, None)
         element = item.shape if held is None or held.label == EMPTY else merge_shapes(before, item.shape)
-        pushed = number == 1 and count is not None
-        shape = None if element is None else [count + 1 if pushed else count, *element]  # type: ignore[operator]
+        grows = number == 2 and call.attr("resize_if_index_out_of_bounds")
+        after = None if grows or count is None else count + (number == 1)
+        shape = None if element is None else [after, *element]
         return shape, elements
 
     return describe

@@ -45,17 +45,33 @@ def _comes_from_constants(tensor: tf.Tensor) -> bool:
 
 def _shares_seed(view: View) -> bool:
     """Return whether a draw of another size has the same seed: one device begins both with the same numbers."""
-    for seed in view.op.inputs[1].op.inputs:
-        keys = [key for maker in seed.consumers() for key in maker.outputs]
-        for other in (op for key in keys for op in key.consumers() if op.type == view.type):
-            drawn = view.value_of(other.outputs[0])  # None: it comes later, and finds this one
-            if drawn is None or other is view.op:
-                continue
-            if not is_sharded(drawn.labels[view.number]):
-                return True
-            if drawn.shape != view.out_shape():
-                raise NeedsWhole(other.name, "has the seed of another draw, and another size")
+    for other in view.op.graph.get_operations():
+        drawn = view.value_of(other.outputs[0]) if other.type == view.type and other is not view.op else None
+        if drawn is None or not _is_same(view.op.inputs[1], other.inputs[1]):
+            continue  # it comes later, and finds this one
+        if not is_sharded(drawn.labels[view.number]):
+            return True
+        if drawn.shape != view.out_shape():
+            raise NeedsWhole(other.name, "has the seed of another draw, and another size")
     return False
+
+
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Return whether equal operations without state compute two tensors of a graph from the same ones."""
+    seen, left = set[tuple[str, str]](), [(one, other)]
+    while left:
+        pair = left.pop()
+        names, (first, second) = (pair[0].name, pair[1].name), (each.op for each in pair)
+        if names[0] == names[1] or names in seen:
+            continue
+        seen.add(names)
+        repeats = not first.op_def.is_stateful and (first.inputs or first.type == "Const")
+        alike = pair[0].value_index == pair[1].value_index and first.type == second.type
+        attributes = [dict(op.node_def.attr) for op in (first, second)]
+        if not (repeats and alike and attributes[0] == attributes[1]):
+            return False
+        left += zip(first.inputs, second.inputs, strict=True)
+    return True
 
 
 add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)

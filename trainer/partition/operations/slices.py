@@ -1,17 +1,21 @@
 """Slices and ranges. Along the axis of the samples a slice takes the whole axis, or whole blocks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from ..sizes.intervals import keep_bounds
 from ..sizes.positions import is_range
-from ..sizes.size import Extent, at_most, divide, quotient
+from ..sizes.size import Extent, Length, Size, at_most, divide, quotient
 from ..sizes.size_arrays import Unknown, as_sizes, plain, product
 from .call import Call, Ruling, Shapes, View, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows
+
+_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
 
 def _place_axes(call: Call, rank: int) -> tuple[list[int | None], dict[int, int]]:
@@ -81,7 +85,9 @@ def _find_strided(call: Call) -> Shapes:
         whole = entry is not None and (call.attr("begin_mask") & call.attr("end_mask")) >> entry & 1
         return extent if step == -1 and whole else None
 
-    return [[1 if axis is None else length(axis) for axis in axes]]
+    found = [1 if axis is None else length(axis) for axis in axes]
+    # The ends are the same on every replica, so a length that they decide is, too.
+    return [[Size.of(Length()) if extent is None else extent for extent in found]]
 
 
 def _find_slice(call: Call) -> Shapes:
@@ -129,6 +135,35 @@ def _label_strided(view: View) -> Ruling:
     return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks, counts=counts)]
 
 
+def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
+    """Return a slice of one of the samples as a lookup, whose result is a part of a sum."""
+    value = call.values[0]
+    if not is_sharded(value.label) or value.label.chosen or value.label.blocks > 1:
+        return None
+    axis = value.label.axis
+    entry = _place_axes(call, call.rank())[1].get(axis)
+    if entry is None or not (value.dtype.is_floating or value.dtype.is_integer):
+        return None
+    one = call.attr("shrink_axis_mask") >> entry & 1
+    if not one and _length(*_find_ends(call, entry, call.shape()[axis])) != 1:
+        return None
+    from_start = not one and call.attr("begin_mask") >> entry & 1
+
+    def take(x: tf.Tensor, *ends: tf.Tensor) -> list[tf.Tensor]:
+        count = require(ends[0].shape[0])
+        first = tf.constant(0, ends[0].dtype) if from_start else ends[0][entry]
+        first = tf.where(first < 0, first + tf.shape(x, first.dtype)[axis], first)
+        here = tf.constant([number == entry for number in range(count)])
+        begin, end, step = (
+            tf.where(here, tf.constant(n, each.dtype), each) for n, each in zip((0, 1, 1), ends)
+        )
+        masks = {f"{name}_mask": call.attr(f"{name}_mask") for name in _MASKS}
+        row = tf.expand_dims(tf.gather(x, first, axis=axis), axis)
+        return [tf.raw_ops.StridedSlice(input=row, begin=begin, end=end, strides=step, **masks)]
+
+    return take
+
+
 def _label_strided_gradient(view: View) -> Ruling:
     label = view.samples(4)
     axes, named = _place_axes(view, view.out_rank())
@@ -157,7 +192,7 @@ def _label_slice(view: View) -> Ruling:
 
 def _slice_numbers_strided(call: Call, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
     begin, end, step = ends
-    masks = [call.attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")]
+    masks = [call.attr(f"{name}_mask") for name in _MASKS]
     entries: list[Any] = []
     for n in range(len(begin)):
         ellipsis, new, shrink, from_begin, to_end = (mask >> n & 1 for mask in masks)
@@ -189,6 +224,7 @@ _STRIDED: Any = {
     "label": _label_strided,
     "shape": _find_strided,
     "numbers": move_elements(_slice_numbers_strided),
+    "rewrite": _take_entry,
 }
 add_rows("StridedSlice", **_MOVES, **_STRIDED, positions=True)
 add_rows("StridedSliceGrad", moves=4, label=_label_strided_gradient, shape=shape_in(0))
