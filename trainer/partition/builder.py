@@ -17,12 +17,11 @@ from .operation_labels import describe_effects, has_effects, labels_of, settle_l
 from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
 from .operations.lists import describe_list
 from .operations.shapes import find_sums
-from .program import BRANCHES, LOOPS, Apply, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
+from .program import BRANCHES, CALLS, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
 from .sizes.known_inputs import find_traced_shape
 from .sizes.size_arrays import Unknown
 from .values import SLICES, WHOLE, Values
 
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
 APPLY = "call of an optimizer"
 """What an `IdentityN` stands for."""
@@ -69,9 +68,7 @@ class Builder(Values):
         elif (graph := find_called_graph(op)) is not None:
             outputs = self._inline(op, graph, inputs)
         elif op.type in (*LOOPS, *BRANCHES, *CALLS):
-            work = control_flow.loop if op.type in LOOPS else control_flow.branch
-            work = control_flow.call if op.type in CALLS else work
-            outputs = control_flow.without_collectives(self, op, inputs, work)
+            outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
         else:
             outputs = self._find_unchanged(op, inputs) or self._rewritten(op, inputs)
             outputs = outputs or self._apply_rules(op, inputs, known)
@@ -136,8 +133,6 @@ class Builder(Values):
         wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
-        if self.inside and any(label.counts for label in of_batch):
-            raise NeedsCollective(op.name)
         own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
         copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
@@ -227,7 +222,7 @@ class Builder(Values):
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
-            if not are_together(*labels) or labels[0].axis or labels[1].counts:
+            if not are_together(*labels) or labels[0].axis:
                 indices = self.whole(indices, op)
                 values = self._summand(values, op)
             along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
@@ -246,7 +241,7 @@ class Builder(Values):
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
-    ) -> tuple[Builder, list[int]]:
+    ) -> tuple[Values, list[int]]:
         """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")

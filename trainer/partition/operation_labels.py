@@ -64,9 +64,8 @@ def labels_of(
     if not alike and is_local:
         return _local_labels(op, view)
     if row.has_rule:
-        positions = not row.positions and any(label.counts for label in view.labels)
         needed = not alike or row.fills or row.harmless
-        return row.find_ruling(view) if needed and not positions else view.gather()
+        return row.find_ruling(view) if needed else view.gather()
     if not alike and lists:
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")

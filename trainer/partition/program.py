@@ -20,6 +20,7 @@ from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class NotPartitioned(Exception):

@@ -14,7 +14,7 @@ from .conversions import Replica, after, local, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
-from .operations import row_of
+from .operations import Call, row_of
 from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
 from .sizes.size import Size
 from .sizes.size_arrays import at
@@ -62,13 +62,13 @@ def whole_shape(program: Program, number: int, samples: Any) -> list[int | None]
     )
 
 
-_WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects
-
-
 def _is_for_xla(node: Node) -> bool:
     if isinstance(node, Convert | Extents):
         return True
-    if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
+    if not isinstance(node, Copy):
+        return False
+    acts = not (row_of(node.op).of_sizes or node.op.type in (*LOOPS, *BRANCHES))  # no body has side effects
+    if node.op.op_def.is_stateful and acts:
         return False
     around = [t.op for t in node.op.inputs] + [op for t in node.op.outputs for op in t.consumers()]
     if any(map(find_shared_draw, node.bodies.values())):
@@ -178,21 +178,18 @@ class _Copier:
         lists = any(values[number].dtype == tf.variant for number in given)
         if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
             return False
-        positions = self._replica.first_positions
-        before = len(positions)
 
-        def compute() -> list[list[tf.Tensor]]:
+        def compute() -> list[tf.Tensor]:
             for node in nodes:
                 self.add(node)
-            return [[self.values[n] for n in made], [*positions.values()][before:]]
+            return [self.values[n] for n in made]
 
         outside = dict(self.values)
-        found, new = graph_function(compute, jit_compile=True)()
+        found = graph_function(compute, jit_compile=True)()
         self._copies.clear()  # they are in the graph of the function, and the next nodes wait for all of it
         self.values.clear()
         self.values.update(outside | dict(zip(made, found)))
         self._makers |= makers
-        positions.update(zip([*positions][before:], new))
         return True
 
     def _is_size(self, number: int) -> bool:
@@ -217,9 +214,8 @@ class _Copier:
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
-        around = [values[number] for number in (*node.inputs, *node.outputs)]
-        special = row_of(node.op).copy
-        copies = make(given) if special is None else special(around, given, self._replica, make)
+        special, call = row_of(node.op).copy, Call(node.op, [values[number] for number in node.inputs])
+        copies = make(given) if special is None else special(call, node.made[0], given, self._places, make)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):

@@ -84,12 +84,6 @@ class Values:
         """Return the number of a value that is the same on every replica."""
         return self.convert(number, self.replicated_labels, cause)
 
-    def body(
-        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
-    ) -> tuple[Any, list[int]]:
-        """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
-        raise NotImplementedError
-
     def convert(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
         """Return the number of a value with the requested label along each axis of the mesh; without one it stays as it is.
 
@@ -230,7 +224,7 @@ def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | Non
     if want == LOGS:
         return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
     if want in (SAMPLES, SHARES):
-        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
+        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1
         adds = value.dtype not in (tf.bool, tf.string)
         return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
     return want

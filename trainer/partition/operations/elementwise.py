@@ -33,7 +33,7 @@ from .number_rules import (
     numbers_of,
     subtract,
 )
-from .row import add_rows, is_any, is_factor
+from .row import COMPARES, add_rows, is_any, is_factor
 from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
 
 
@@ -45,12 +45,12 @@ def _part_of_each(call: Call, output: Any, want: Label, mesh: Any) -> Any:
 
 
 def _add(types: str, **fields: Any) -> None:
-    add_rows(types, **{"terms": terms_of_broadcast, **fields})
+    add_rows(types, **{"terms": terms_of_broadcast, "reason": COMPARES, **fields})
 
 
 def _label_copy(view: View) -> Ruling | None:
     label = view.labels[0]
-    passes = is_partial(label) or label.kind == "sizes" or label.counts or view.values[0].dtype == tf.variant
+    passes = is_partial(label) or label.kind == "sizes" or view.values[0].dtype == tf.variant
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
@@ -59,8 +59,8 @@ _SAME: Any = {
     "bounds": keep_bounds(),
     "progression": keep_progression,
 }
-_SAME |= {"label": _label_copy, "linear": SUM, "keeps_order": True}
-_PASSED: Any = {**_SAME, "positions": True, "keeps_stored": True, "part": _part_of_each}
+_SAME |= {"label": _label_copy, "linear": SUM, "keeps_order": True, "copies": True}
+_PASSED: Any = {**_SAME, "keeps_stored": True, "part": _part_of_each}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
@@ -69,7 +69,6 @@ add_rows(
     label=lambda view: ([None] * len(view.labels), list(view.labels)),
     shape=lambda call: [value.shape for value in call.values],
     linear=SUM,
-    positions=True,
 )
 
 
@@ -83,7 +82,7 @@ def _label_cast(view: View) -> Ruling | None:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM:
         return ([None], [label]) if exact else view.gather()
-    if not (label.kind == "sizes" or label.counts):
+    if label.kind != "sizes":
         return None
     # The sum of what was rounded is not the rounded sum.
     return view.gather() if target == tf.bool or target.size < 4 else ([None], [label])
@@ -111,7 +110,7 @@ _CAST: Any = {
     "bounds": _bound_cast,
     "progression": keep_progression,
 }
-_add("Cast", **_CAST, linear=SUM, positions=True, keeps_stored=True, part=_part_of_each)
+_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=_part_of_each)
 
 
 def _label_ensure_shape(view: View) -> Ruling:
@@ -122,11 +121,11 @@ def _label_ensure_shape(view: View) -> Ruling:
 
 def _label_like(view: View) -> Ruling:
     label = view.labels[0]
-    return [None], [label._replace(counts=None) if is_sharded(label) else REPLICATED]
+    return [None], [label if is_sharded(label) else REPLICATED]
 
 
 add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), bounds=keep_bounds())
-_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "positions": True, "of_sizes": True}
+_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "of_sizes": True}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 
@@ -216,8 +215,8 @@ def _terms_of_comparison(call: Call) -> Terms:
     return terms_of_broadcast(call)
 
 
-add_rows("Equal", terms=_terms_of_comparison, numbers=compute_each(equal))
-add_rows("NotEqual", terms=_terms_of_comparison, numbers=compute_each(lambda x, y: negate(equal(x, y))))
+_add("Equal", terms=_terms_of_comparison, numbers=compute_each(equal))
+_add("NotEqual", terms=_terms_of_comparison, numbers=compute_each(lambda x, y: negate(equal(x, y))))
 _add("LessEqual", numbers=compute_each(at_most))
 _add("GreaterEqual", numbers=compute_each(lambda x, y: at_most(y, x)))
 _add("Less", numbers=compute_each(lambda x, y: negate(at_most(y, x))))

@@ -1,6 +1,7 @@
 """Gathers and scatters, one-hot codes, segments, tables, data-dependent choices.
 
-Each replica can count positions that are computed from the batch size from its own first sample.
+Positions count from the first sample of the batch. Where a replica has a part of what they name, `copy` counts them from its
+own first sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,22 +10,22 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..conversions import where
+from ..conversions import Replica, extent_of, find_in_part, find_start, where
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
     Label,
+    Labels,
     are_together,
     is_partial,
     is_sharded,
     label_sharded,
-    label_within,
     sizes,
 )
 from ..sizes.intervals import Interval
-from ..sizes.positions import counts_samples, stays_in_parts
+from ..sizes.positions import COUNT, are_chosen, counts_samples, stays_in_parts
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
@@ -34,9 +35,30 @@ from .terms import FIRST, Terms
 
 def _chooses_samples(view: View, axis: int) -> bool:
     """Return whether the second input has positions of samples along the sharded axis of the first one."""
-    params, indices = view.labels[:2]
+    params = view.labels[0]
     plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
-    return plain and is_sharded(indices) and view.shape()[axis] == indices.counts
+    return plain and view.mesh.of_batch and are_chosen(view.values[1], view.shape()[axis])
+
+
+def _count_from_part(
+    positions: tf.Tensor, own: Labels, divided: Labels, axis: int, extent: Any, places: Sequence[Replica]
+) -> tf.Tensor:
+    """Return positions along an axis, counted from the start of this replica's part of it, which has this extent.
+
+    Those of other parts are -1; there are none where replicas have parts of the positions, too. `own` are the labels of the
+    positions, and `divided` those of the tensor with the axis. A row of positions begins with that along the axis.
+    """
+    for label, mine, place in zip(divided, own, places):
+        if not is_sharded(label) or label.axis != axis:
+            continue
+        if not is_sharded(mine):
+            positions = find_in_part(positions, extent, place)
+        elif positions.shape.rank == 1:
+            positions -= find_start(extent, positions.dtype, place)
+        else:
+            first = tf.one_hot(0, extent_of(positions, -1), dtype=positions.dtype)
+            positions -= first * find_start(extent, positions.dtype, place)
+    return positions
 
 
 def _find_gathered(call: Call) -> Terms:
@@ -51,13 +73,11 @@ def _label_gather(view: View) -> Ruling | None:
     extent = view.shape()[axis]
     if is_sharded(params) and params.axis == axis:
         if (rank, batch) == (1, 0) and counts_samples(view.values[1], extent):
-            return [None, label_sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
+            return [None, label_sharded(0), REPLICATED], [params]  # all of them, in order
         if _is_in_parts(view, batch, axis):
-            return [None, label_within(extent), REPLICATED], [PARTIAL_SUM]
+            return [None, REPLICATED, REPLICATED], [PARTIAL_SUM]
     if not batch and _chooses_samples(view, axis):
         return [None, None, REPLICATED], [label_sharded(axis, chosen=indices.chosen)]
-    if is_sharded(indices) and indices.counts:
-        raise Unknown
     return None
 
 
@@ -82,19 +102,21 @@ def _bound_positions(call: Call) -> dict[int, Interval]:
 
 
 def _copy_lookup(
-    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
 ) -> list[Any]:
     """Return the entries that a part of a table has; 0 for those of other parts."""
-    if not any(label.kind == "within" for label in values[1].labels):
-        return make(given)
-    table, rows, axis = given
-    behind = (table.shape.rank or 0) - 1 - int(tf.get_static_value(axis)) % (table.shape.rank or 1)
-    found = make([table, tf.where(rows == -1, tf.zeros_like(rows), rows), axis])
-    return [where((rows != -1)[(..., *[tf.newaxis] * behind)], each) for each in found]
+    (table, rows, axis), (params, indices, _) = given, call.values
+    at = int(tf.get_static_value(axis)) % (table.shape.rank or 1)
+    own = _count_from_part(rows, indices.labels, params.labels, at, extent_of(table, at), places)
+    if PARTIAL_SUM not in made:
+        return make([table, own, axis])
+    found = make([table, tf.where(own == -1, tf.zeros_like(own), own), axis])
+    behind = (table.shape.rank or 0) - 1 - at
+    return [where((own != -1)[(..., *[tf.newaxis] * behind)], each) for each in found]
 
 
 _LOOKUP: Any = {"terms": _find_gathered, "label": _label_gather, "linear": FIRST, "scales": is_any}
-_LOOKUP |= {"asserts": _bound_positions, "copy": _copy_lookup, "positions": True}
+_LOOKUP |= {"asserts": _bound_positions, "copy": _copy_lookup}
 add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
 
 
@@ -119,8 +141,8 @@ def _label_gather_nd(view: View) -> Ruling:
         return [None, None], [label_sharded(0, chosen=indices.chosen)]
     extent = view.shape()[0]
     if params == indices == label_sharded(0) and counts_samples(view.values[1], extent, column=True):
-        return [None, label_sharded(0, counts=extent, column=True)], [label_sharded(0)]
-    if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
+        return [None, label_sharded(0)], [label_sharded(0)]
+    if is_sharded(indices) and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
     raise Unknown
 
@@ -130,7 +152,14 @@ def _find_entries(call: Call) -> Shapes:
     return [lead + call.shape()[count:]] if isinstance(count, int) else []
 
 
-add_rows("GatherNd", label=_label_gather_nd, shape=_find_entries, positions=True)
+def _copy_entries(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> list[Any]:
+    data, rows = (value.labels for value in call.values)
+    return make([given[0], _count_from_part(given[1], rows, data, 0, extent_of(given[0], 0), places)])
+
+
+add_rows("GatherNd", label=_label_gather_nd, shape=_find_entries, copy=_copy_entries)
 
 
 def _label_scatter(view: View) -> Ruling:
@@ -139,11 +168,17 @@ def _label_scatter(view: View) -> Ruling:
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extent = view.out_shape()[0]
     if indices == updates == label_sharded(0) and counts_samples(view.values[0], extent, column=True):
-        return [label_sharded(0, counts=extent, column=True), None, sizes(0)], [label_sharded(0)]
+        return [label_sharded(0), None, sizes(0)], [label_sharded(0)]
     raise Unknown
 
 
-add_rows("ScatterNd", label=_label_scatter, shape=shape_in(2))
+def _copy_scatter(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> list[Any]:
+    return make([_count_from_part(given[0], call.values[0].labels, made, 0, given[2][0], places), *given[1:]])
+
+
+add_rows("ScatterNd", label=_label_scatter, shape=shape_in(2), copy=_copy_scatter)
 
 
 def _label_scatter_into(view: View) -> Ruling:
@@ -176,10 +211,17 @@ def _find_codes(call: Call) -> Terms:
 
 def _part_of_codes(call: Call, output: Any, want: Label, mesh: Any) -> Any:
     at = call.attr("axis") % len(output.shape)
-    return [label_within(output.shape[at]), sizes(0), None, None] if at == want.axis else None
+    return [REPLICATED, sizes(0), None, None] if at == want.axis else None
 
 
-add_rows("OneHot", terms=_find_codes, part=_part_of_codes)
+def _copy_codes(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> list[Any]:
+    at = call.attr("axis") % (call.rank() + 1)
+    return make([_count_from_part(given[0], call.values[0].labels, made, at, given[1], places), *given[1:]])
+
+
+add_rows("OneHot", terms=_find_codes, part=_part_of_codes, copy=_copy_codes)
 
 _SEGMENTS = {
     "UnsortedSegmentSum": PARTIAL_SUM, "UnsortedSegmentMax": PARTIAL_MAX, "UnsortedSegmentMin": PARTIAL_MIN,
@@ -188,19 +230,16 @@ _SEGMENTS = {
 
 def _label_segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
-    if data.counts:
-        raise Unknown
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.keep(data._replace(axis=data.axis - rank + 1))
     wants = view.align(data, {1: require(data.axis if data.axis < rank and not is_partial(ids) else None)})
-    if not ids.counts and not view.depends_on_batch():
+    if not view.depends_on_batch():
         return [*wants[:2], REPLICATED], [_SEGMENTS[view.type]]
     extent = require(view.out_shape()[0] if rank == 1 and data.blocks == 1 else None)
-    if ids.counts == extent:  # the backward pass of a choice of samples
-        return [None, None, sizes(0)], [label_sharded(0)]
-    if ids.counts or data.chosen or not stays_in_parts(view.values[1], extent):
+    chosen = are_chosen(view.values[1], extent)  # the backward pass of a choice of samples
+    if not chosen and (data.chosen or not stays_in_parts(view.values[1], extent)):
         raise Unknown
-    return [None, label_sharded(0, counts=extent), sizes(0)], [label_sharded(0)]
+    return [None, label_sharded(0, chosen=data.chosen), sizes(0)], [label_sharded(0)]
 
 
 def _find_segments(call: Call) -> Shapes:
@@ -208,10 +247,17 @@ def _find_segments(call: Call) -> Shapes:
 
 
 def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    return [None, label_within(output.shape[0]), sizes(0)] if want.axis == 0 else None
+    return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
 
 
-_ROW: Any = {"label": _label_segments, "shape": _find_segments, "positions": True}
+def _copy_segments(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> list[Any]:
+    data, ids, count = given
+    return make([data, _count_from_part(ids, call.values[1].labels, made, 0, count, places), count])
+
+
+_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
 add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
@@ -247,17 +293,18 @@ def _label_where(view: View) -> Ruling:
         raise Unknown
     extent = require(view.shape()[0])
     chosen = id(view.value_of(_find_origin(view.op.inputs[0]))), extent  # where the same is true
-    return [None], [label_sharded(0, chosen=chosen, counts=extent)]
+    return [None], [label_sharded(0, chosen=chosen)]
 
 
-def _copy_where(values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]) -> list[Any]:
-    """Return the positions, and note at which entry of the batch those of this replica begin."""
-    made, label = make(given), values[-1].label
-    if label.counts:
-        extent, held = tf.size(given[0], tf.int64), tf.cast(replica.held, tf.int64)
-        first = extent * tf.cast(replica.samples_before, tf.int64) // held
-        replica.first_positions[label.chosen] = first
-    return made
+def _copy_where(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> list[Any]:
+    """Return the positions in the batch."""
+    (found,) = make(given)
+    if is_sharded(made[0]):
+        found += find_start(extent_of(given[0], 0), found.dtype, places[0])
+    return [found]
 
 
-add_rows("Where", label=_label_where, copy=_copy_where)
+_WHERE: Any = {"label": _label_where, "progression": lambda call, shape: COUNT if call.rank() == 1 else None}
+add_rows("Where", **_WHERE, copy=_copy_where)

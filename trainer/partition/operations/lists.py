@@ -94,7 +94,7 @@ def _describe_optional(call: Call) -> tuple[Shape, Any]:
 def _label_optional(view: View) -> Ruling:
     if len(view.labels) > 1 or view.count > 1:
         return view.gather()
-    label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]._replace(counts=None)
+    label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]
     return [None if label == view.labels[0] else label], [label]
 
 
@@ -104,7 +104,7 @@ def _label_from_tensor(view: View) -> Ruling:
     wants[0] = None
     if not is_sharded(label):
         return wants, [label]
-    if label.axis == 0 or label.counts:
+    if label.axis == 0:
         return view.gather()
     axis, shape = (
         label.axis - (view.type != "TensorListSplit"),
@@ -117,7 +117,7 @@ def _label_from_tensor(view: View) -> Ruling:
 def _label_put(view: View) -> Ruling:
     item = 1 if view.type == "TensorListPushBack" else 2
     held, label = view.labels[0], view.labels[item]
-    goal = label._replace(counts=None) if held == EMPTY else held
+    goal = label if held == EMPTY else held
     if goal.kind == "sizes":
         goal = REPLICATED
     wants: Wants = [None] * len(view.labels)
@@ -127,7 +127,7 @@ def _label_put(view: View) -> Ruling:
 
 def _label_scatter(view: View) -> Ruling:
     held, label = view.labels[:2]
-    if is_sharded(label) and (label.axis == 0 or label.counts):
+    if is_sharded(label) and label.axis == 0:
         return view.gather()
     goal = label._replace(axis=label.axis - is_sharded(label)) if held == EMPTY else held
     return [None, goal._replace(axis=goal.axis + is_sharded(goal)), REPLICATED], [goal]
@@ -178,13 +178,13 @@ _NEW: Any = {"label": _label_new, "describe": _describe_new, "fills": True}
 _OPTIONAL: Any = {"label": _label_optional, "harmless": True}
 add_rows("TensorListReserve EmptyTensorList", **_NEW)
 add_rows("OptionalNone", label=lambda view: ([], [EMPTY]), fills=True, harmless=True)
-add_rows("OptionalFromValue", **_OPTIONAL, describe=_describe_optional, positions=True)
+add_rows("OptionalFromValue", **_OPTIONAL, describe=_describe_optional)
 add_rows("OptionalGetValue", **_OPTIONAL, shape=keep_shape())
 add_rows("TensorListFromTensor", label=_label_from_tensor, describe=_describe_rows(kept=0))
 add_rows("TensorListScatterV2", label=_label_from_tensor, describe=_describe_rows(None))
 add_rows("TensorListSplit", label=_label_from_tensor, describe=_describe_rows(None, None))
-add_rows("TensorListPushBack", label=_label_put, describe=_describe_put(1), positions=True)
-add_rows("TensorListSetItem", label=_label_put, describe=_describe_put(2), positions=True)
+add_rows("TensorListPushBack", label=_label_put, describe=_describe_put(1))
+add_rows("TensorListSetItem", label=_label_put, describe=_describe_put(2))
 add_rows("TensorListScatterIntoExistingList", label=_label_scatter, describe=_describe_scatter)
 _popped = _take(lambda held: held, _element_of, shape=lambda call, shape: [None, shape[1:]])
 add_rows("TensorListPopBack", **_popped, numbers=lambda call, number: call.values[0].elements)

@@ -9,7 +9,7 @@ from ..labels import OWN, REPLICATED, is_sharded, label_sharded, sizes
 from ..program import NeedsWhole
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, View, Wants, keep_shape, shape_in
-from .row import add_rows
+from .row import ORDERS, add_rows
 from .samples import of_each_sample
 
 _WITH_KEY = """
@@ -93,4 +93,4 @@ _PLAIN = "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
 add_rows(_PLAIN, label=_label_draw, shape=shape_in(0), **_DRAW)
 add_rows("RandomGamma RandomPoissonV2", shape=shape_in(0, 1), **_SHARED)
 add_rows("Multinomial", terms=of_each_sample(0, infers=True), **_SHARED)
-add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, **_SHARED)
+add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, reason=ORDERS, **_SHARED)

@@ -12,7 +12,7 @@ from ..sizes.size import largest, smallest
 from ..sizes.size_arrays import product
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require
 from .number_rules import add, both, either, move_elements, reduce_elements
-from .row import add_rows
+from .row import ORDERS, add_rows
 from .shares import divide_largest, divide_mean, divide_softmax
 from .terms import Terms
 
@@ -116,14 +116,15 @@ def _mix_axes(number: int) -> Callable[[Call], Terms]:
     return find_terms
 
 
-_SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape()}
+_SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape(), "reason": ORDERS}
 add_rows("Cumsum", **_SCAN, passes=[PARTIAL_SUM])
 add_rows("Cumprod CumulativeLogsumexp", **_SCAN)
 _flip = move_elements(lambda call, x, axes: np.flip(x, tuple(axes.tolist())))
 add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=_flip, bounds=keep_bounds())
-add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM])
+add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM], reason=ORDERS)
 add_rows("Softmax", terms=_mix_last(1), bounds=bound_by(0, 1), rewrite=divide_softmax)
 add_rows("LogSoftmax", terms=_mix_last(1), rewrite=divide_softmax)
-add_rows("TopKV2", terms=_mix_last(1, new=True))
+add_rows("TopKV2", terms=_mix_last(1, new=True), reason=ORDERS)
+add_rows("Unique UniqueV2", reason=ORDERS)
 add_rows("NthElement", terms=_mix_last(1, drops=True))
 add_rows("MatrixBandPart", terms=_mix_last(2), passes=[PARTIAL_SUM])

@@ -16,6 +16,7 @@ from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View
 from .terms import SUM, Linear, Terms, find_shapes_of_terms, label_terms
 
+COMPARES, ORDERS = "samples are compared with each other", "samples are put in order"
 _PARTIAL = (PARTIAL_SUM, PARTIAL_MAX, PARTIAL_MIN)
 MOST_ELEMENTS = 64
 """The numbers of larger tensors are not followed."""
@@ -59,8 +60,8 @@ class Row:
         asserts: the bounds of inputs, by their numbers, that are an error outside of them.
         rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
         unchanged: whether the output is the first input.
-        copy: `fn(values, given, replica, make)`, the outputs on one replica, instead of `make(given)`; with the values of
-            its inputs and outputs.
+        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`; with the labels of
+            the first output, and the replica's places along the axes of the mesh.
         describe: the shape and the constant of the elements of a list that it makes.
         attributes: `fn(call, output)`, attributes that its copy needs.
         part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone.
@@ -71,11 +72,12 @@ class Row:
         harmless: whether it has no effects, although TensorFlow says so.
         fills: whether it makes samples from inputs that are the same on every replica.
         keeps_order: whether it keeps all numbers in their order.
-        positions: whether it accepts positions from this replica's first sample; others get positions in the batch.
+        copies: whether its output is its input.
         adds: whether it adds statistics of a replica, also where nothing says so.
         keeps_stored: whether it makes parts of what replicas store from such parts.
         scalar_scales: whether it keeps parts of a sum where the other inputs are scalars.
         of_sizes: whether it only reads the shapes of its inputs.
+        reason: why it needs samples that others have.
     """
 
     terms: Callable[[Call], Terms] | None = None
@@ -105,11 +107,12 @@ class Row:
     harmless: bool = False
     fills: bool = False
     keeps_order: bool = False
-    positions: bool = False
+    copies: bool = False
     adds: bool = False
     keeps_stored: bool = False
     scalar_scales: bool = False
     of_sizes: bool = False
+    reason: str = "the operation needs all samples"
 
     @property
     def has_rule(self) -> bool:
@@ -207,6 +210,10 @@ def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
 
 def find_progression(call: Call, number: int, shape: Shape) -> Progression | None:
     """Return in which way an output counts the samples; None: in none."""
-    rule, around = row_of(call.op).progression, [*call.op.inputs[:1], call.op.outputs[number]]
-    followed = all(tensor.dtype in _TRACKED[:2] for tensor in around)
-    return None if rule is None or number or not followed else rule(call, shape)
+    rule = row_of(call.op).progression
+    if rule is None or number or call.op.outputs[number].dtype not in _TRACKED[:2]:
+        return None
+    try:
+        return rule(call, shape)
+    except Unknown:
+        return None

@@ -88,10 +88,10 @@ add_rows("FusedBatchNormV3", terms=_find_normalized)
 
 
 def _copy_entropy(
-    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
+    call: Call, made: Any, given: list[Any], places: Sequence[Any], make: Callable[..., Any]
 ) -> list[Any]:
     """Return the outputs for labels that are broadcast; TensorFlow expects outputs of one sample otherwise."""
-    if values[0].shape != values[1].shape:
+    if call.shape(0) != call.shape(1):
         size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
         given = [tf.broadcast_to(each, size) for each in given]
     return make(given)

@@ -39,7 +39,7 @@ def _find_rank(call: Call) -> Shapes:
     return [[None if value.shape is None else len(value.shape)] for value in call.values]
 
 
-_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "positions": True, "of_sizes": True}
+_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True}
 add_rows("Shape ShapeN", shape=_find_rank, **_SIZES)
 add_rows("Size Rank", **_SIZES)
 
@@ -68,10 +68,6 @@ def _reshape_label(label: Label, old: list[Extent], new: list[Extent], mesh: Mes
 
 def _label_reshape(view: View) -> Ruling:
     label = view.samples()
-    if label.counts:
-        if label.axis or view.out_rank() != 1 or view.rank() != 1:
-            raise Unknown
-        return [None, sizes(0, label.chosen)], [label]
     found = _reshape_label(label, view.shape(), view.out_shape(), view.mesh)
     return [None, sizes(found.axis, found.chosen)], [found]
 
@@ -98,7 +94,7 @@ def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> An
 
 
 _MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
-_KEEPS: Any = {**_MOVES, "progression": keep_progression, "keeps_order": True, "positions": True}
+_KEEPS: Any = {**_MOVES, "progression": keep_progression, "keeps_order": True}
 add_rows(
     "Reshape",
     label=_label_reshape,
@@ -149,7 +145,7 @@ def _find_transposed(call: Call) -> Terms:
 
 
 _transpose = move_elements(lambda call, x, order: np.transpose(x, order))
-add_rows("Transpose", terms=_find_transposed, numbers=_transpose, positions=True, **_MOVES)
+add_rows("Transpose", terms=_find_transposed, numbers=_transpose, **_MOVES)
 
 
 def _label_filled(view: View, data: int, shape: int) -> Ruling:

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, sizes
 from ..sizes.intervals import keep_bounds
-from ..sizes.positions import is_range
-from ..sizes.size import Extent, at_most, divide, quotient
+from ..sizes.positions import Progression, is_range
+from ..sizes.size import Extent, Shape, at_most, divide, quotient
 from ..sizes.size_arrays import Unknown, as_sizes, plain, product
 from .call import Call, Ruling, Shapes, View, require, shape_in
 from .number_rules import move_elements
@@ -125,8 +125,7 @@ def _label_strided(view: View) -> Ruling:
     whole, part = view.shape()[label.axis], view.out_shape()[place]
     blocks = _count_strided_blocks(view, label, entry, whole, part)
     bound = REPLICATED if label.chosen or entry is None else sizes(entry)
-    counts = label.counts if blocks == label.blocks else None
-    return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks, counts=counts)]
+    return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks)]
 
 
 def _label_strided_gradient(view: View) -> Ruling:
@@ -184,13 +183,23 @@ def _range_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist())
 
 
+def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
+    """Return the progression along the first axis, if the slice takes all of it."""
+    found, masks = (
+        call.values[0].progression,
+        [call.attr(f"{n}_mask") for n in ("ellipsis", "new_axis", "shrink_axis")],
+    )
+    whole = call.attr("begin_mask") & call.attr("end_mask") & ~(masks[0] | masks[1] | masks[2]) & 1
+    return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
+
+
 _MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
 _STRIDED: Any = {
     "label": _label_strided,
     "shape": _find_strided,
     "numbers": move_elements(_slice_numbers_strided),
 }
-add_rows("StridedSlice", **_MOVES, **_STRIDED, positions=True)
+add_rows("StridedSlice", **_MOVES, **_STRIDED, progression=_keep_first_axis)
 add_rows("StridedSliceGrad", moves=4, label=_label_strided_gradient, shape=shape_in(0))
 add_rows("Slice", **_MOVES, label=_label_slice, shape=_find_slice, numbers=move_elements(_slice_numbers))
 add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)

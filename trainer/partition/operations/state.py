@@ -57,4 +57,5 @@ def _label_assert(view: View) -> Ruling:
 
 
 add_rows("Assert", label=_label_assert, harmless=True)
-add_rows("PrintV2 StringFormat VariableShape LookupTableExportV2 LookupTableSizeV2", harmless=True)
+add_rows("PrintV2 StringFormat LookupTableExportV2 LookupTableSizeV2", harmless=True)
+add_rows("VariableShape", of_sizes=True, harmless=True)

@@ -1,7 +1,7 @@
 """Numbers that count the samples: `stride * i` plus a rest between bounds, where `i` is a position along an axis.
 
 They come from a `Range`, and stay such numbers through sums, products with an integer and changes of shape. What does not
-keep numbers ends them.
+keep numbers ends them. The positions that a `Where` chooses are such numbers, too: `i` is the position before the choice.
 """
 
 import dataclasses
@@ -29,6 +29,10 @@ class Progression:
     column: bool = False
 
 
+COUNT = Progression(0, 1)
+"""Of the numbers `[0, 1, ...]`."""
+
+
 def is_range(call: Any, shape: Shape) -> Progression | None:
     """Return the progression of a `Range`."""
     first, step = call.item(0), call.item(2)
@@ -41,6 +45,8 @@ def keep_progression(call: Any, shape: Shape) -> Progression | None:
     if found is None or old is None or shape is None or old == shape:
         return found
     before, extent, after = product(old[: found.axis]), old[found.axis], product(old[found.axis + 1 :])
+    if shape and not found.column and (before, after, product(shape[1:])) == (1, 1, 1):
+        return dataclasses.replace(found, axis=0)
     for axis, each in enumerate(shape):
         kept = each in (extent, product([extent, after])) and product(shape[:axis]) == before
         if kept and not found.column and found.repeat == 1 and None not in (each, before):
@@ -85,13 +91,20 @@ def _place(value: Any, shape: Shape) -> Progression | None:
     if found is None or value.shape is None or shape is None or found.column or found.repeat != 1:
         return None
     axis = found.axis + len(shape) - len(value.shape)
-    return dataclasses.replace(found, axis=axis) if shape[axis] == value.shape[found.axis] else None
+    kept = shape[axis] is not None and shape[axis] == value.shape[found.axis]
+    return dataclasses.replace(found, axis=axis) if kept else None
 
 
 def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
     """Return whether numbers, or those of their first column, are `[0, 1, ..., n - 1]`, n being an extent with samples."""
     known = value.progression == Progression(0, 1, column=column) and per_sample(extent) is not None
     return known and value.shape[0] == extent
+
+
+def are_chosen(value: Any, extent: Extent) -> bool:
+    """Return whether numbers are the positions of chosen samples along an axis of this extent."""
+    chosen = value.label.chosen if value.label.kind == "sharded" else None
+    return value.progression == COUNT and chosen is not None and chosen[1] == extent
 
 
 def stays_in_parts(value: Any, extent: Extent) -> bool:

@@ -23,12 +23,11 @@ from ..labels import (
     is_sharded,
     is_stored,
 )
+from ..operations import row_of
 from ..program import Apply, Convert, Program, Value
 from ..sizes.size_arrays import at
 
 _APPLIED = "the optimizer applies them"
-_COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
-_SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,11 +160,7 @@ def _reason(have: Label, cause: tf.Operation | None) -> str:
         return "batch statistics are averaged"
     if not is_sharded(have):
         return "a sum over all samples is needed before the step goes on" if cause is not None else ""
-    if cause is None:
-        return "a result has a value for each sample"
-    if cause.type in _COMPARES.split():
-        return "samples are compared with each other"
-    return "samples are put in order" if cause.type in _SORTS.split() else "the operation needs all samples"
+    return "a result has a value for each sample" if cause is None else row_of(cause).reason
 
 
 def _exit(program: Program, number: int) -> str:
