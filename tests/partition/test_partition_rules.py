@@ -17,7 +17,7 @@ from unisono.compat.tensorflow_graphs.one_device import subgraphs
 from unisono.trainer.partition.operations import ROWS, Row
 from unisono.trainer.partition.operations import random as random_rules
 from unisono.trainer.partition.program import Program, Value
-from unisono.trainer.partition.rebuild import whole_shape
+from unisono.trainer.partition.rebuild import find_whole_shape
 from unisono.trainer.partition.sizes.size import Samples, Size
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # another summation order
@@ -127,10 +127,10 @@ def test_array_that_is_not_read_does_not_open_the_size_of_the_others():
 def test_static_shape_of_a_whole_value_is_known_for_a_known_batch():
     n = Size.of(Samples())
     program = Program([Value(tf.float32, [2 * n, 3, n - 1, n * n, None])])
-    assert whole_shape(program, 0, 6) == [12, 3, 5, 36, None]
-    assert whole_shape(program, 0, tf.constant(6)) is None
+    assert find_whole_shape(program, 0, 6) == [12, 3, 5, 36, None]
+    assert find_whole_shape(program, 0, tf.constant(6)) is None
     program.one_size = False
-    assert whole_shape(program, 0, 6) is None
+    assert find_whole_shape(program, 0, 6) is None
 
 
 def test_key_is_constant_if_operations_without_state_compute_it_from_constants():

@@ -46,7 +46,7 @@ class Replica(ReplicaSamples):
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
 
-def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
+def finish_output(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     """Return the output of an operation times the local factor that makes it a value of the global batch."""
     if made == PARTIAL_MEAN:
         return times_share(tensor, replica)
@@ -57,7 +57,7 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     return tensor
 
 
-def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
+def convert_locally(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
     """Return a conversion without communication."""
     if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
@@ -197,15 +197,22 @@ def find_start(extent: Any, dtype: tf.DType, replica: Replica) -> tf.Tensor:
     return tf.cast(_per_held(extent, replica) * _start_held(replica), dtype)
 
 
-def find_in_part(positions: tf.Tensor, extent: Any, replica: Replica) -> tf.Tensor:
+def find_in_part(positions: tf.Tensor, extent: Any, replica: Replica, inside: bool) -> tf.Tensor:
     """Return positions along a divided axis, counted from the start of this replica's part, and -1 for those in others.
 
-    Those outside the axis are outside each part, too, so that operations reject them as on one device.
+    Those outside the axis are outside each part, too, so that operations reject them as on one device. If all are `inside`,
+    they may have columns, of which the first one is along the axis.
     """
+    start = find_start(extent, positions.dtype, replica)
+    if inside:
+        columns = positions.shape.rank != 1
+        return positions - (
+            start * tf.one_hot(0, extent_of(positions, -1), dtype=start.dtype) if columns else start
+        )
     whole = tf.cast(_per_held(extent, replica) * replica.global_samples, positions.dtype)
-    own = positions - find_start(extent, positions.dtype, replica)
-    inside = (own >= 0) & (own < tf.cast(extent, own.dtype))
-    return tf.where(inside | (positions < 0) | (positions >= whole), own, tf.constant(-1, own.dtype))
+    own = positions - start
+    mine = (own >= 0) & (own < tf.cast(extent, own.dtype))
+    return tf.where(mine | (positions < 0) | (positions >= whole), own, tf.constant(-1, own.dtype))
 
 
 def _per_held(extent: Any, replica: Replica) -> Any:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
-from .conversions import Replica, after, local, scale_numbers, where
+from .conversions import Replica, convert_locally, finish_output, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
@@ -20,7 +20,7 @@ from .sizes.size import Size
 from .sizes.size_arrays import at
 
 
-def rebuilt(
+def rebuild_step(
     program: Program,
     inputs: Sequence[tf.Tensor],
     replica: Replica,
@@ -49,12 +49,12 @@ def rebuilt(
             for node, tensor in zip(exchanges, (yield from exchange(wanted, places))):
                 whole = all(label == REPLICATED for label in program.values[node.target].labels)
                 if whole and tensor.dtype != tf.variant:
-                    _refine_shape(tensor, whole_shape(program, node.target, replica.global_samples))
+                    _refine_shape(tensor, find_whole_shape(program, node.target, replica.global_samples))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 
 
-def whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
+def find_whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
     """Return the static shape of a whole value for a global batch."""
     shape = program.values[number].shape
     return (
@@ -121,7 +121,7 @@ class _Copier:
             with reuse_equal_operations(self._shared):
                 if isinstance(node, Convert):
                     around, place = self._program.labels_around(node), self._places[node.axis]
-                    self.values[node.target] = local(self.values[node.source], *around, place)
+                    self.values[node.target] = convert_locally(self.values[node.source], *around, place)
                 elif isinstance(node, Copy):
                     self._copy(node)
 
@@ -221,7 +221,7 @@ class _Copier:
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
             for each, place in zip(made, self._places):
-                tensor = after(tensor, each, place)
+                tensor = finish_output(tensor, each, place)
             if node.of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)
             self.values[number] = tensor

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
-from ..sizes.known_inputs import find_traced_shape, infer_shape
 from ..sizes.size import Extent, Shape
 from ..sizes.size_arrays import Unknown, extents_of, find_varying_axes, plain
+from ..sizes.static_shapes import find_traced_shape, infer_shape
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
 from ..sizes.intervals import (
     ANY,
     Interval,
@@ -15,7 +15,6 @@ from ..sizes.intervals import (
     combine_bounds,
     is_finite,
     is_not_zero,
-    keep_bounds,
     map_bounds,
 )
 from ..sizes.positions import add_progressions, keep_progression, multiply_progression
@@ -34,14 +33,7 @@ from .number_rules import (
     subtract,
 )
 from .row import COMPARES, add_rows, is_any, is_factor
-from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
-
-
-def _part_of_each(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    """Return the labels with which an operation on each element makes a part: of inputs that are not scalars, the same."""
-    if not all(value.shape in ([], output.shape) for value in call.values):
-        return None
-    return [None if value.shape == [] else want for value in call.values]
+from .terms import FIRST, PRODUCT, SUM, Terms, make_part, terms_of_broadcast
 
 
 def _add(types: str, **fields: Any) -> None:
@@ -54,13 +46,9 @@ def _label_copy(view: View) -> Ruling | None:
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
-_SAME: Any = {
-    "numbers": move_elements(lambda call, x: x),
-    "bounds": keep_bounds(),
-    "progression": keep_progression,
-}
-_SAME |= {"label": _label_copy, "linear": SUM, "keeps_order": True, "copies": True}
-_PASSED: Any = {**_SAME, "keeps_stored": True, "part": _part_of_each}
+_SAME: Any = {"numbers": move_elements(lambda call, x: x), "progression": keep_progression}
+_SAME |= {"label": _label_copy, "moves": 0, "keeps_order": True, "copies": True}
+_PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
@@ -110,7 +98,7 @@ _CAST: Any = {
     "bounds": _bound_cast,
     "progression": keep_progression,
 }
-_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=_part_of_each)
+_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=make_part(terms_of_broadcast))
 
 
 def _label_ensure_shape(view: View) -> Ruling:
@@ -124,7 +112,7 @@ def _label_like(view: View) -> Ruling:
     return [None], [label if is_sharded(label) else REPLICATED]
 
 
-add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), bounds=keep_bounds())
+add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), moves=0)
 _LIKE: Any = {"label": _label_like, "shape": keep_shape(), "of_sizes": True}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
@@ -139,11 +127,6 @@ def _label_negative(view: View) -> Ruling | None:
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])
 
 
-def _bound_difference(call: Call) -> Interval:
-    (low, high), (least, most) = (value.interval for value in call.values)
-    return low - most, high - least
-
-
 def _bound_negative(call: Call) -> Interval:
     low, high = call.values[0].interval
     return -high, -low
@@ -151,10 +134,10 @@ def _bound_negative(call: Call) -> Interval:
 
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
 _SUM |= {"progression": add_progressions}
-_add("AddV2", **_SUM, adds=True, part=_part_of_each)
+_add("AddV2", **_SUM, adds=True, part=make_part(terms_of_broadcast))
 _add("Add", **_SUM)
-_add("AddN", label=_label_copy, linear=SUM, adds=True, part=_part_of_each)
-_add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=_bound_difference)
+_add("AddN", label=_label_copy, linear=SUM, adds=True, part=make_part(terms_of_broadcast))
+_add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
 _add(
     "Neg",
     label=_label_negative,
@@ -178,7 +161,7 @@ def _bound_quotient(call: Call) -> Interval:
 
 
 _PRODUCT: Any = {"linear": PRODUCT, "bounds": combine_bounds(_bound_product)}
-_SCALED: Any = {"part": _part_of_each, "scalar_scales": True}
+_SCALED: Any = {"part": make_part(terms_of_broadcast), "scalar_scales": True}
 _add("Mul", **_PRODUCT, **_SCALED, numbers=compute_each(_multiply), progression=multiply_progression)
 _add("MulNoNan", **_PRODUCT)
 _add("RealDiv", linear=FIRST, bounds=_bound_quotient, **_SCALED)

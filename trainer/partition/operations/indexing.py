@@ -30,7 +30,7 @@ from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows, is_any, row_of
-from .terms import FIRST, Terms
+from .terms import FIRST, Terms, make_part
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
@@ -40,25 +40,38 @@ def _chooses_samples(view: View, axis: int) -> bool:
     return plain and view.mesh.of_batch and are_chosen(view.values[1], view.shape()[axis])
 
 
-def _count_from_part(
-    positions: tf.Tensor, own: Labels, divided: Labels, axis: int, extent: Any, places: Sequence[Replica]
-) -> tf.Tensor:
-    """Return positions along an axis, counted from the start of this replica's part of it, which has this extent.
+def _count_in_parts(
+    number: int, find_axis: Callable[[Call], int], data: int | None = None, count: int = 0
+) -> Any:
+    """Return the `copy` of an operation with positions, the input of this number, along an axis of `data` or the output.
 
-    Those of other parts are -1; there are none where replicas have parts of the positions, too. `own` are the labels of the
-    positions, and `divided` those of the tensor with the axis. A row of positions begins with that along the axis.
+    Where replicas have parts of this axis, it counts from the start of this one's part. Entries at positions of other parts
+    are 0. There are none of these where the positions are in parts, too. The input `count` begins with the output's extent.
     """
-    for label, mine, place in zip(divided, own, places):
-        if not is_sharded(label) or label.axis != axis:
-            continue
-        if not is_sharded(mine):
-            positions = find_in_part(positions, extent, place)
-        elif positions.shape.rank == 1:
-            positions -= find_start(extent, positions.dtype, place)
-        else:
-            first = tf.one_hot(0, extent_of(positions, -1), dtype=positions.dtype)
-            positions -= first * find_start(extent, positions.dtype, place)
-    return positions
+
+    def copy(
+        call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+    ) -> Any:
+        divided = made if data is None else call.values[data].labels
+        axis = find_axis(call) if any(map(is_sharded, divided)) else None
+        around = zip(divided, call.values[number].labels, places)
+        parts = [
+            (place, is_sharded(own))
+            for label, own, place in around
+            if is_sharded(label) and label.axis == axis
+        ]
+        if not parts:
+            return make(given)
+        ((place, inside),) = parts
+        extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis or 0)
+        own = find_in_part(given[number], extent, place, inside)
+        if inside or data is None:
+            return make([*given[:number], own, *given[number + 1 :]])
+        behind = [tf.newaxis] * (call.rank(data) - 1 - (axis or 0))
+        found = make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
+        return [where((own != -1)[(..., *behind)], each) for each in found]
+
+    return copy
 
 
 def _find_gathered(call: Call) -> Terms:
@@ -101,22 +114,8 @@ def _bound_positions(call: Call) -> dict[int, Interval]:
     return {1: (0, extent - 1)} if isinstance(extent, int) else {}
 
 
-def _copy_lookup(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
-    """Return the entries that a part of a table has; 0 for those of other parts."""
-    (table, rows, axis), (params, indices, _) = given, call.values
-    at = int(tf.get_static_value(axis)) % (table.shape.rank or 1)
-    own = _count_from_part(rows, indices.labels, params.labels, at, extent_of(table, at), places)
-    if PARTIAL_SUM not in made:
-        return make([table, own, axis])
-    found = make([table, tf.where(own == -1, tf.zeros_like(own), own), axis])
-    behind = (table.shape.rank or 0) - 1 - at
-    return [where((own != -1)[(..., *[tf.newaxis] * behind)], each) for each in found]
-
-
 _LOOKUP: Any = {"terms": _find_gathered, "label": _label_gather, "linear": FIRST, "scales": is_any}
-_LOOKUP |= {"asserts": _bound_positions, "copy": _copy_lookup}
+_LOOKUP |= {"asserts": _bound_positions, "copy": _count_in_parts(1, lambda call: call.axes(2)[0], data=0)}
 add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
 
 
@@ -152,14 +151,9 @@ def _find_entries(call: Call) -> Shapes:
     return [lead + call.shape()[count:]] if isinstance(count, int) else []
 
 
-def _copy_entries(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
-    data, rows = (value.labels for value in call.values)
-    return make([given[0], _count_from_part(given[1], rows, data, 0, extent_of(given[0], 0), places)])
-
-
-add_rows("GatherNd", label=_label_gather_nd, shape=_find_entries, copy=_copy_entries)
+add_rows(
+    "GatherNd", label=_label_gather_nd, shape=_find_entries, copy=_count_in_parts(1, lambda call: 0, data=0)
+)
 
 
 def _label_scatter(view: View) -> Ruling:
@@ -172,13 +166,9 @@ def _label_scatter(view: View) -> Ruling:
     raise Unknown
 
 
-def _copy_scatter(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
-    return make([_count_from_part(given[0], call.values[0].labels, made, 0, given[2][0], places), *given[1:]])
-
-
-add_rows("ScatterNd", label=_label_scatter, shape=shape_in(2), copy=_copy_scatter)
+add_rows(
+    "ScatterNd", label=_label_scatter, shape=shape_in(2), copy=_count_in_parts(0, lambda call: 0, count=2)
+)
 
 
 def _label_scatter_into(view: View) -> Ruling:
@@ -206,22 +196,11 @@ add_rows("MatrixDiagV3", terms=_find_diagonals)
 def _find_codes(call: Call) -> Terms:
     names = name_axes(call.rank())
     at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
-    return Terms([names], [names[:at] + more + names[at:]], new={more: call.item(1)})
+    return Terms([names], [names[:at] + more + names[at:]], new={more: call.item(1)}, sizes={1: more})
 
 
-def _part_of_codes(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    at = call.attr("axis") % len(output.shape)
-    return [REPLICATED, sizes(0), None, None] if at == want.axis else None
-
-
-def _copy_codes(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
-    at = call.attr("axis") % (call.rank() + 1)
-    return make([_count_from_part(given[0], call.values[0].labels, made, at, given[1], places), *given[1:]])
-
-
-add_rows("OneHot", terms=_find_codes, part=_part_of_codes, copy=_copy_codes)
+_codes = _count_in_parts(0, lambda call: call.attr("axis") % (call.rank() + 1), count=1)
+add_rows("OneHot", terms=_find_codes, part=make_part(_find_codes), copy=_codes)
 
 _SEGMENTS = {
     "UnsortedSegmentSum": PARTIAL_SUM, "UnsortedSegmentMax": PARTIAL_MAX, "UnsortedSegmentMin": PARTIAL_MIN,
@@ -250,14 +229,11 @@ def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
     return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
 
 
-def _copy_segments(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
-    data, ids, count = given
-    return make([data, _count_from_part(ids, call.values[1].labels, made, 0, count, places), count])
-
-
-_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
+_ROW: Any = {
+    "label": _label_segments,
+    "shape": _find_segments,
+    "copy": _count_in_parts(1, lambda call: 0, count=2),
+}
 add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
@@ -298,12 +274,11 @@ def _label_where(view: View) -> Ruling:
 
 def _copy_where(
     call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> list[Any]:
+) -> Any:
     """Return the positions in the batch."""
     (found,) = make(given)
-    if is_sharded(made[0]):
-        found += find_start(extent_of(given[0], 0), found.dtype, places[0])
-    return [found]
+    divided = is_sharded(made[0])
+    return [found + find_start(extent_of(given[0], 0), found.dtype, places[0]) if divided else found]
 
 
 _WHERE: Any = {"label": _label_where, "progression": lambda call, shape: COUNT if call.rank() == 1 else None}

@@ -14,7 +14,7 @@ from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View
-from .terms import SUM, Linear, Terms, find_shapes_of_terms, label_terms
+from .terms import SUM, Terms, find_shapes_of_terms, label_terms
 
 COMPARES, ORDERS = "samples are compared with each other", "samples are put in order"
 _PARTIAL = (PARTIAL_SUM, PARTIAL_MAX, PARTIAL_MIN)
@@ -51,9 +51,13 @@ class Row:
         terms: the axes of its inputs and outputs, from which shapes, labels and sums are derived.
         label: the labels that it needs and makes; None: those that follow from the terms.
         shape: the shapes of its outputs; None: those that follow from the terms.
-        linear, fixed, scales, keeps: as for `Linear`.
+        linear: in which inputs it is linear, so that it keeps parts of a sum: SUM, PRODUCT or FIRST.
+        fixed: numbers of the inputs in which it is not.
+        scales: whether another input can scale a partial sum, by its `Value`.
+        keeps: the partial maxima and minima that it keeps.
         passes: the partial labels of its first input that its outputs then have, whatever axes it names.
-        moves: None, or the number of its input whose numbers it moves: parts of a sum or an extreme stay such parts.
+        moves: None, or the number of its input whose numbers it moves: parts of a sum or an extreme stay such parts, and
+            bounds stay.
         numbers: `fn(call, number)`, the numbers of an output as sizes.
         bounds: the bounds of its outputs.
         progression: `fn(call, shape)`, in which way its output counts the samples.
@@ -62,7 +66,7 @@ class Row:
         unchanged: whether the output is the first input.
         copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`; with the labels of
             the first output, and the replica's places along the axes of the mesh.
-        describe: the shape and the constant of the elements of a list that it makes.
+        elements: the constant of all elements of a list that it makes.
         attributes: `fn(call, output)`, attributes that its copy needs.
         part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone.
         draws: whether it draws random numbers, with a state of its kernel.
@@ -96,7 +100,7 @@ class Row:
     rewrite: Callable[[Call], Callable[..., Any] | None] | None = None
     unchanged: Callable[[Call], bool] | None = None
     copy: Callable[..., list[Any]] | None = None
-    describe: Callable[[Call], tuple[Shape, Any]] | None = None
+    elements: Callable[[Call], Any] | None = None
     attributes: Callable[[Call, Value], dict[str, Any]] | None = None
     part: Callable[..., Any] | None = None
     draws: bool = False
@@ -132,8 +136,7 @@ class Row:
         try:
             found = None if self.label is None else self.label(view)
             if found is None and self.terms is not None:
-                linear = Linear(self.linear, self.fixed, self.scales, self.keeps)
-                found = label_terms(view, self.terms(view), linear)
+                found = label_terms(view, self.terms(view), self)
         except (Unknown, IndexError):
             found = None
         return view.gather() if found is None else found
@@ -146,6 +149,12 @@ class Row:
             return None if self.part is None else self.part(call, output, want, mesh)
         except Unknown:
             return None
+
+    def find_elements(self, call: Call) -> Any:
+        """Return the constant of all elements of a list that the operation makes; None: there is none."""
+        if self.elements is None:
+            return call.values[0].elements if self.copies else None
+        return self.elements(call)
 
     def find_shapes(self, call: Call) -> list[Shape]:
         """Return the shape of each output on a single device, for every batch; that of a list is its elements'."""
@@ -198,14 +207,16 @@ def _fits(numbers: np.ndarray, dtype: tf.DType) -> bool:
 
 def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
     """Return the bounds of an output, or of the numbers that are `known` of it."""
-    dtype, rule = call.op.outputs[number].dtype, row_of(call.op).bounds
+    dtype, row = call.op.outputs[number].dtype, row_of(call.op)
     if dtype == tf.bool:
         return 0, 1
     if not (dtype.is_floating or dtype.is_integer or (dtype.is_complex and not call.values)):
         return ANY
     if known is not None and known.size:
         return round_outwards(bounds_of_sizes(known, dtype), dtype)
-    return ANY if rule is None else round_outwards(rule(call), dtype)
+    if row.bounds is None:
+        return ANY if row.moves is None else round_outwards(call.values[row.moves].interval, dtype)
+    return round_outwards(row.bounds(call), dtype)
 
 
 def find_progression(call: Call, number: int, shape: Shape) -> Progression | None:

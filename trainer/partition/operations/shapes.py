@@ -1,20 +1,21 @@
 """Sizes, and operations that change the shape of a tensor or fill one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from ..program import MeshAxis
 from ..sizes.intervals import keep_bounds
 from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
-from .call import Call, Ruling, Shapes, View, Wants, name_axes, require, shape_in
+from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import add, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows
 from .shares import decide_gradient_axes
-from .terms import SUM, Terms
+from .terms import SUM, Terms, make_part
 
 
 def _label_sizes(view: View) -> Ruling:
@@ -93,8 +94,7 @@ def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> An
     return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
 
 
-_MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
-_KEEPS: Any = {**_MOVES, "progression": keep_progression, "keeps_order": True}
+_KEEPS: Any = {"moves": 0, "progression": keep_progression, "keeps_order": True}
 add_rows(
     "Reshape",
     label=_label_reshape,
@@ -145,58 +145,36 @@ def _find_transposed(call: Call) -> Terms:
 
 
 _transpose = move_elements(lambda call, x, order: np.transpose(x, order))
-add_rows("Transpose", terms=_find_transposed, numbers=_transpose, **_MOVES)
+add_rows("Transpose", terms=_find_transposed, numbers=_transpose, moves=0)
 
 
-def _label_filled(view: View, data: int, shape: int) -> Ruling:
-    """Label a tensor filled with the replicated input `data`: each replica makes the part of its samples.
-
-    `shape` is the number of the input with the shape, or with the repetitions of axes.
-    """
-    label = view.labels[shape]
-    wants: Wants = [REPLICATED] * len(view.labels)
-    given = view.values[data].shape
-    ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
-    if label.kind == "sizes" and label.chosen and ones:
-        wants[shape] = None
-        return wants, [label_sharded(label.axis, chosen=label.chosen)]
-    axis = view.samples_axis()
-    if axis is not None and given is not None and None not in view.out_shape():
-        inner = axis - (view.out_rank() - len(given))
-        if inner < 0 or given[inner] == 1:
-            wants[shape] = sizes(axis)
-            return wants, [label_sharded(axis)]
-    made = PARTIAL_SUM if view.labels[data] == PARTIAL_SUM else REPLICATED
-    wants[data] = made
-    return wants, [made]
+def _find_tiled(call: Call) -> Terms:
+    """Return the terms of repetitions; axes with one entry are filled."""
+    shape, counts = call.shape(), call.constant(1).tolist()
+    names, more = name_axes(len(shape)), name_axes(len(shape), len(shape))
+    repeated = [n for n, (extent, count) in enumerate(zip(shape, counts)) if extent == 1 or count != 1]
+    return Terms(
+        ["".join("1" if n == 1 else name for name, n in zip(names, shape))],
+        ["".join(more[n] if n in repeated else name for n, name in enumerate(names))],
+        new={more[n]: product([shape[n], counts[n]]) for n in repeated},
+        sizes={1: "".join(name if n == 1 else "-" for name, n in zip(more, shape))},
+        cuts={more[n]: (names[n], 0) for n in repeated if shape[n] != 1},
+    )
 
 
-def _part_of_filled(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
-    first = call.shape()
-    shape = [1] * (len(output.shape) - len(first)) + first
-    return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
+def find_filled(shape: int, data: int | None = None) -> Callable[[Call], Terms]:
+    """Return the terms of an operation whose output has the shape in an input; another one is broadcast to it."""
 
+    def find_terms(call: Call) -> Terms:
+        names = name_axes(require(call.op.outputs[0].shape.rank))
+        given = [] if data is None else call.shape(data)
+        kept = zip(names[len(names) - len(given) :], given)
+        inputs: list[str | None] = [None] * len(call.values)
+        if data is not None:
+            inputs[data] = "".join("1" if n == 1 else name for name, n in kept)
+        return Terms(inputs, [names], sizes={shape: names})
 
-def _label_tile(view: View) -> Ruling:
-    label = view.labels[0]
-    if not is_sharded(label):
-        return _label_filled(view, 0, 1)
-    count = view.constant(1)[label.axis]
-    if is_open(count) or (count != 1 and (label.blocks > 1 or label.chosen)):
-        raise Unknown
-    return view.keep(label._replace(blocks=label.blocks * count))
-
-
-def _find_tiled(call: Call) -> Shapes:
-    return [[product(pair) for pair in zip(call.shape(), call.constant(1).tolist())]]
-
-
-def _label_broadcast_to(view: View) -> Ruling:
-    label = view.labels[0]
-    if not is_sharded(label):
-        return _label_filled(view, 0, 1)
-    axis = label.axis + view.out_rank() - view.rank()
-    return [None, sizes(axis, label.chosen)], [label._replace(axis=axis)]
+    return find_terms
 
 
 def _fill_numbers(call: Call, number: int) -> np.ndarray:
@@ -206,16 +184,19 @@ def _fill_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.full(extents, numbers_of(call.values[1]).item()))
 
 
-def _label_fill(view: View) -> Ruling:
-    return _label_filled(view, 1, 0)
-
-
-_FILLS: Any = {"fills": True, "bounds": keep_bounds(), "part": _part_of_filled, "linear": SUM}
-add_rows("Tile", label=_label_tile, shape=_find_tiled, passes=[PARTIAL_SUM], **_FILLS)
-add_rows("BroadcastTo", label=_label_broadcast_to, shape=shape_in(1), **_FILLS)
+_FILLS: Any = {"fills": True, "linear": SUM}
+_broadcast, _FILLED = find_filled(1, 0), {"numbers": _fill_numbers, "bounds": keep_bounds(1), **_FILLS}
+_TILED: Any = {"terms": _find_tiled, "part": make_part(_find_tiled), "bounds": keep_bounds(), **_FILLS}
+add_rows("Tile", passes=[PARTIAL_SUM], **_TILED)
 add_rows(
-    "Fill", label=_label_fill, shape=shape_in(0), numbers=_fill_numbers, bounds=keep_bounds(1), fills=True
+    "BroadcastTo",
+    terms=_broadcast,
+    shape=shape_in(1),
+    part=make_part(_broadcast),
+    bounds=keep_bounds(),
+    **_FILLS,
 )
+add_rows("Fill", terms=find_filled(0, 1), shape=shape_in(0), **_FILLED)
 add_rows("Empty", shape=shape_in(0), harmless=True)
 
 
