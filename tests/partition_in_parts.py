@@ -108,7 +108,7 @@ class Parts:
             sum(some) if isinstance(samples[0], int) else tf.add_n([tf.constant(0), *some])
             for some in (samples[:number], samples)
         )
-        replica = Replica(number, len(samples), samples[number], total, start)
+        replica = Replica(number, len(samples), samples[number], total, start, copy=number)
         least = min if isinstance(total, int) else tf.minimum
         begin = least(start, total - replica.held)
         mine = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from partition.known_values import find_false_value
 from partition_in_parts import NotPartitioned, Parts
 
 KINDS = ("right", "gathered", "rejected", "error", "wrong", "not covered")
@@ -121,6 +122,8 @@ def _examine(programs: Sequence[Program], quick: bool) -> tuple[Outcome, list[st
         return Outcome("rejected", str(reason)), []
     except Exception as error:
         return _failed_trace(fn, batches, error), []
+    if (false := find_false_value(parts, batches)) is not None:
+        return Outcome("wrong", false), []
     found = _of_open_sizes(parts, batches, whole, (2,) if quick else (2, 3))
     found = found or _of_known_size(parts, batches, whole, quick)
     return found or Outcome("right"), parts.gathers

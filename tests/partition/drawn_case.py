@@ -16,12 +16,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from partition.declared_calls import DECLARED
 
-WORDS = tf.constant(["", "a", "-1", "2.5", "Wort", "b c", "x,y", "abc"])
+WORDS = ["", "a", "-1", "2.5", "Wort", "b c", "x,y", "abc"]
 EXTREMES = {
     kind: [kind.min, kind.max, 0, 1, kind.max - 1, kind.max // 2]
     for kind in (tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.uint32, tf.int64, tf.uint64)
 }
+FLOATS = "float64", "float32", "float16", "bfloat16", "complex64"
 SPECIAL = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 2.0)
 
 
@@ -58,7 +60,10 @@ class Argument(_Short):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Step(_Short):
-    """One operation: a name of `tf.raw_ops`, or of `keras.ops` after "keras."; its tensors, or tuples of them, by name."""
+    """One operation: a name of `tf.raw_ops`, or after "keras." or "declared." one of `keras.ops` or `declared_calls.py`.
+
+    `arguments` are its tensors, or tuples of them, by name.
+    """
 
     operation: str
     arguments: tuple[tuple[str, Any], ...]
@@ -67,11 +72,12 @@ class Step(_Short):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Case(_Short):
-    """A program: steps, what is made of the last result, and whether gradients are returned."""
+    """A program: steps, what is made of the last result, whether gradients are returned, and one of `CONTEXTS`."""
 
     steps: tuple[Step, ...]
     endings: tuple[str, ...] = ()
     gradient: str = ""
+    context: str = ""
 
     def arguments(self) -> Iterator[Argument]:
         """All arguments, in order."""
@@ -86,10 +92,15 @@ class Case(_Short):
 
     @property
     def narrowest(self) -> int:
-        """The bytes of the narrowest number that is summed over samples: its rounding is in all results."""
-        types = [
-            tf.as_dtype(each.dtype).real_dtype for each in self.arguments() if each.source in ("sum", "mean")
-        ]
+        """The bytes of the narrowest number that is summed over samples: its rounding is in all results.
+
+        In a context the gradients with respect to the array of samples have that of every number.
+        """
+        names = [each.dtype for each in self.arguments() if self.context or each.source in ("sum", "mean")]
+        if self.context:
+            made = [value for step in self.steps for _, value in step.attributes]
+            names += [value for value in made if isinstance(value, str) and value in FLOATS]
+        types = [tf.as_dtype(name).real_dtype for name in names]
         return min((kind.size for kind in types if kind.is_floating), default=8)
 
     def samples(self, size: int) -> np.ndarray:
@@ -99,6 +110,19 @@ class Case(_Short):
 
     def __call__(self, x: Any) -> list[Any]:
         """The results for an array of samples."""
+        if not self.context:
+            return self._run(x)
+        inner = dataclasses.replace(self, gradient="", context="")
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            found = CONTEXTS[self.context](inner._run, x)
+            real = [each for each in found if each.dtype.is_floating or each.dtype.is_complex]
+            loss = sum((_loss(each, self.gradient) for each in real), tf.constant(0.0, tf.float64))
+        given = tape.gradient(loss, x) if self.gradient and real else None
+        return found if given is None else [*found, given]
+
+    def _run(self, x: Any) -> list[Any]:
+        """The results where the program stands."""
         made: list[list[Any]] = []
         with tf.GradientTape() as tape:
             first, watched = 0, []
@@ -123,6 +147,64 @@ class Case(_Short):
         given = tape.gradient(loss, watched) if self.gradient and real else []
         given = [tf.convert_to_tensor(each) for each in given if each is not None]
         return [*itertools.chain(*made), *ends, *given]
+
+
+def _is_known(x: Any) -> Any:
+    """True, but only for those who look at the samples."""
+    return tf.reduce_sum(tf.cast(tf.math.is_finite(x), tf.int32)) >= 0
+
+
+def _zeros(found: Sequence[Any]) -> list[Any]:
+    return [tf.zeros_like(each) for each in found]
+
+
+def _in_branch(run: Any, x: Any) -> list[Any]:
+    return tf.cond(_is_known(x), lambda: run(x), lambda: _zeros(run(x)))
+
+
+def _in_other_branch(run: Any, x: Any) -> list[Any]:
+    """The second branch, where the first one is of other values."""
+    return tf.cond(~_is_known(x), lambda: run(x[:, ::-1]), lambda: run(x))
+
+
+def _in_gathered_branch(run: Any, x: Any) -> list[Any]:
+    mixed = lambda: [*run(x), tf.cumsum(x, 0)]  # noqa: E731
+    return tf.cond(_is_known(x), mixed, lambda: [*_zeros(run(x)), x])[:-1]
+
+
+def _in_loop(run: Any, x: Any, more: Any = lambda x: x) -> list[Any]:
+    start = _zeros(run(x))
+    shapes = [
+        tf.TensorShape([]),
+        tf.TensorShape([None, *x.shape[1:]]),
+        *(tf.TensorShape(None if each.shape.rank is None else [None] * each.shape.rank) for each in start),
+    ]
+    turns = tf.minimum(tf.shape(x)[0], 2)
+    return tf.while_loop(
+        lambda turn, *_: turn < turns,
+        lambda turn, given, *_: [turn + 1, more(given), *run(given)],
+        [0, x, *start],
+        shapes,
+    )[2:]
+
+
+def _in_gathered_loop(run: Any, x: Any) -> list[Any]:
+    return _in_loop(run, x, lambda given: tf.reverse(tf.reverse(given, [0]), [0]))
+
+
+def _in_function(run: Any, x: Any) -> list[Any]:
+    return tf.function(run, autograph=False)(x)
+
+
+CONTEXTS: dict[str, Any] = {
+    "branch": _in_branch,
+    "other branch": _in_other_branch,
+    "gathered branch": _in_gathered_branch,
+    "loop": _in_loop,
+    "gathered loop": _in_gathered_loop,
+    "function": _in_function,
+}
+"""Where a program stands: functions of the program and the samples."""
 
 
 def columns_of(argument: Argument) -> int:
@@ -224,7 +306,9 @@ def _called(step: Step, tensor: Any) -> list[Any]:
         for name, each in step.arguments
     }
     values = dict(step.attributes)
-    if not step.operation.startswith("keras."):
+    if step.operation.startswith("declared."):
+        found = DECLARED[step.operation.removeprefix("declared.")].fn(**given, **values)
+    elif not step.operation.startswith("keras."):
         lists = {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
         if step.operation == "Cast":
             given["x"] = _in_range(given["x"], tf.as_dtype(values["DstT"]))

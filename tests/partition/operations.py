@@ -25,11 +25,14 @@ if __name__ == "__main__":
 import numpy as np
 import tensorflow as tf
 from cheap_graphs import as_for_users
+from partition.declared_calls import DECLARED
 from partition.differential import DEFECTS, KINDS, Outcome, Program, examine_all
 from partition.drawing import Drawing, NoCall, definition, draw_program
-from partition.drawn_case import Argument, Case, Step
+from partition.drawn_case import CONTEXTS, Argument, Case, Step
 from partition.keras_calls import KERAS_OPERATIONS, KerasDrawing
 from partition.smaller import smaller
+
+from unisono.trainer.partition.operations import ROWS
 
 COMMAND = "python -m tests.partition.operations"
 SIZES, QUICK_SIZES = (1, 2, 3, 4, 5, 7, 9), (1, 2, 5, 9)
@@ -64,9 +67,16 @@ UNUSABLE = {
 
 @functools.cache
 def operations() -> list[str]:
-    """The names of the operations that a step may have: of `tf.raw_ops`, and of `keras.ops` after "keras."."""
+    """The names of the operations that a step may have: of `tf.raw_ops`, of `keras.ops`, and of `declared_calls.py`."""
     found = [name for name in dir(tf.raw_ops) if _is_of_steps(name)] + KERAS_OPERATIONS
-    return [name for name in found if name not in UNUSABLE]
+    return [name for name in found if name not in UNUSABLE] + [f"declared.{name}" for name in DECLARED]
+
+
+@functools.cache
+def drawings_of_rows() -> dict[str, str]:
+    """The operation that is drawn for each row; a row without one is missing."""
+    named = {name.removeprefix("declared."): name for name in operations() if not name.startswith("keras.")}
+    return {kind: named[kind] for kind in ROWS if kind in named}
 
 
 def _is_of_steps(name: str) -> bool:
@@ -91,17 +101,31 @@ def draw(operation: str, seed: int) -> Case | str:
     stream, reason = random.Random(f"{operation} {seed}"), ""
     for _ in range(ATTEMPTS):
         try:
-            kind = KerasDrawing if operation.startswith("keras.") else Drawing
-            step = kind(operation, stream).step()
-            alone = Case((step,))
+            alone = Case((draw_step(operation, stream),))
             if not any(each.source != "constant" for each in alone.arguments()):
                 raise NoCall("nothing depends on the batch")
             _run(alone)
         except Exception as error:  # whatever a wrong call raises
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:150]}"
             continue
-        return _composed(step, stream) or alone
+        return _composed(alone.steps[0], stream) or alone
     return reason
+
+
+def draw_step(operation: str, stream: random.Random) -> Step:
+    """A call of an operation."""
+    if not operation.startswith("declared."):
+        kind = KerasDrawing if operation.startswith("keras.") else Drawing
+        return kind(operation, stream).step()
+    shape = stream.choice([("n", 3), ("n", 2, 3), ("n",), (3, "n"), ("2n", 2), (2, 3)])
+    source = "batch" if any(isinstance(each, str) for each in shape) else "sum"
+    dtype = stream.choice(["float64", "float64", "float32"])
+    given = Argument(
+        source, shape, dtype, stream.choice(["normal"] * 4 + ["special"]), stream.randrange(10**6)
+    )
+    choices = DECLARED[operation.removeprefix("declared.")].choices
+    chosen = tuple((name, stream.choice(values)) for name, values in choices.items())
+    return Step(operation, (("x", given),), chosen)
 
 
 def _run(case: Case) -> list[Any]:
@@ -112,6 +136,7 @@ def _composed(step: Step, stream: random.Random) -> Case | None:
     for _ in range(8):
         try:
             case = draw_program(step, stream, COMMON)
+            case = dataclasses.replace(case, context=stream.choice(["", "", "", "", *CONTEXTS]))
             try:
                 _run(case)
             except LookupError:  # there is no gradient
@@ -166,11 +191,26 @@ def main(words: Sequence[str] | None = None) -> int:
     names = [name for name in operations() if not arguments.only or name in arguments.only]
     first, _, last = arguments.seeds.partition(":")
     statement = Statement()
+    if arguments.cases:
+        number = random.SystemRandom().randrange(10**9) if arguments.seed is None else arguments.seed
+        print(f"--cases {arguments.cases} --seed {number}", flush=True)
+        _draw_rows(statement, number, arguments.cases, None if arguments.keep else report)
+        print(statement)
+        return int(any(statement.counts[kind] for kind in DEFECTS))
     for seed in range(int(first), int(last or int(first) + 1)):
         for group in _groups(names, 6 * TOGETHER):
             statement.add(group, seed, None if arguments.keep else report)
     print(statement)
     return int(any(statement.counts[kind] for kind in DEFECTS))
+
+
+def _draw_rows(statement: Statement, seed: int, count: int, report: Any) -> None:
+    """Examines so many cases of rows, each row as often as the others."""
+    rows, stream = sorted(drawings_of_rows().values()), random.Random(seed)
+    for first in range(0, count, len(rows)):
+        stream.shuffle(rows)
+        for group in _groups(rows[: count - first], 6 * TOGETHER):
+            statement.add(group, stream.randrange(10**9), report, quick=True)
 
 
 def read(text: str) -> Case:
@@ -191,12 +231,13 @@ class Statement:
         self.missed: dict[str, str] = {}
         self.reasons = collections.Counter[str]()
 
-    def add(self, names: Iterable[str], seed: int, report: Any = None) -> None:
+    def add(self, names: Iterable[str], seed: int, report: Any = None, quick: bool = False) -> None:
         """Examines a program of each operation."""
         drawn = {name: draw(name, seed) for name in names}
         self.missed |= {name: case for name, case in drawn.items() if isinstance(case, str)}
         cases = {name: case for name, case in drawn.items() if isinstance(case, Case)}
-        for (name, case), outcome in zip(cases.items(), examine(list(cases.values()))):
+        outcomes = examine(list(cases.values()), QUICK_SIZES if quick else SIZES, quick)
+        for (name, case), outcome in zip(cases.items(), outcomes):
             self.counts[outcome.kind] += 1
             if outcome.kind == "not covered":
                 self.missed[name] = outcome.details
@@ -218,6 +259,10 @@ class Statement:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(COMMAND, description=__doc__)
     parser.add_argument("--seeds", default="0:1", metavar="FIRST:END", help="the seeds of each operation")
+    parser.add_argument(
+        "--cases", type=int, help="so many cases of the operations with a row, from random seeds"
+    )
+    parser.add_argument("--seed", type=int, help="the seed of `--cases`, as it was printed")
     parser.add_argument("--only", nargs="+", metavar="OPERATION", help="these operations alone")
     parser.add_argument("--case", help='a case as it was printed: "Case(...)"')
     parser.add_argument("--keep", action="store_true", help="do not make failing programs smaller")
@@ -225,6 +270,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     as_for_users(False)
     tf.get_logger().setLevel("ERROR")
     sys.exit(main())

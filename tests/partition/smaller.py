@@ -35,6 +35,8 @@ def simpler(case: Case) -> Iterator[Case]:
     if len(case.steps) > 1:
         yield dataclasses.replace(case, steps=case.steps[:1])
         yield dataclasses.replace(case, steps=case.steps[:-1])
+    if case.context:
+        yield dataclasses.replace(case, context="")
     if case.gradient:
         yield dataclasses.replace(case, gradient="")
     for end in case.endings:

@@ -154,11 +154,21 @@ def test_stateless_draw_is_one_for_all_replicas(wrap):
     Parts(lambda x: wrap(x, draw), X).check()
 
 
-def test_seed_of_two_sizes_draws_the_same_numbers():
+SEEDS = {  # of each draw: one tensor, or equal ones
+    "one tensor": lambda x, drawn: drawn,
+    "computed twice": lambda x, drawn: tf.stack([drawn[0], 1]),
+    "computed twice from a size": lambda x, drawn: tf.stack([tf.shape(x)[0] + drawn[1], 1]),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seed_of_two_sizes_draws_the_same_numbers(name):
     def fn(x):
-        n, seed = tf.shape(x)[0], tf.random.uniform([2], maxval=99, dtype=tf.int32)
-        few, many = (tf.random.stateless_uniform([k, 3], seed, dtype=x.dtype) for k in (n, 2 * n))
-        return few - many[:n], tf.random.stateless_uniform([n, 3], seed, dtype=x.dtype) - few
+        n, drawn = tf.shape(x)[0], tf.random.uniform([2], maxval=99, dtype=tf.int32)
+        few, many, again = (
+            tf.random.stateless_uniform([k, 3], SEEDS[name](x, drawn), dtype=x.dtype) for k in (n, 2 * n, n)
+        )
+        return few - many[:n], again - few
 
     parts = Parts(fn, X)
     for samples in UNEVEN:

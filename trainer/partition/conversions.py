@@ -210,7 +210,7 @@ def find_in_part(positions: tf.Tensor, extent: Any, replica: Replica, inside: bo
             start * tf.one_hot(0, extent_of(positions, -1), dtype=start.dtype) if columns else start
         )
     whole = tf.cast(_per_held(extent, replica) * replica.global_samples, positions.dtype)
-    own = positions - start
+    own = positions - start - tf.cast(positions < 0, start.dtype)  # -1 is no position outside of the axis
     mine = (own >= 0) & (own < tf.cast(extent, own.dtype))
     return tf.where(mine | (positions < 0) | (positions >= whole), own, tf.constant(-1, own.dtype))
 

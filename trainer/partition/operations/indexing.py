@@ -25,7 +25,8 @@ from ..labels import (
     sizes,
 )
 from ..sizes.intervals import Interval
-from ..sizes.positions import COUNT, are_chosen, counts_samples, stays_in_parts
+from ..sizes.positions import CHOSEN, are_chosen, counts_samples, stays_in_parts
+from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
@@ -87,19 +88,23 @@ def _label_gather(view: View) -> Ruling | None:
     if is_sharded(params) and params.axis == axis:
         if (rank, batch) == (1, 0) and counts_samples(view.values[1], extent):
             return [None, label_sharded(0), REPLICATED], [params]  # all of them, in order
-        if _is_in_parts(view, batch, axis):
+        if _is_in_parts(view, batch, axis, extent):
             return [None, REPLICATED, REPLICATED], [PARTIAL_SUM]
     if not batch and _chooses_samples(view, axis):
         return [None, None, REPLICATED], [label_sharded(axis, chosen=indices.chosen)]
     return None
 
 
-def _is_in_parts(view: View, batch: int, axis: int) -> bool:
-    """Return whether a lookup finds what its part has, else 0: by parts of a model, or one entry of each sample."""
+def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
+    """Return whether a lookup finds what its part has, else 0.
+
+    It does by parts of a model, and where it takes one entry: of each sample, or of all of them.
+    """
     params, indices = view.labels[:2]
-    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else not view.mesh.of_batch)
+    of_all = not view.mesh.of_batch or (view.rank(1) == 0 and per_sample(extent) is not None)
+    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else of_all)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
-    return known and numbers and (indices == REPLICATED or view.values[1].free)
+    return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
 
 
 def _gather_numbers(call: Call, data: np.ndarray, indices: np.ndarray, axis: np.ndarray) -> np.ndarray:
@@ -216,7 +221,8 @@ def _label_segments(view: View) -> Ruling:
         return [*wants[:2], REPLICATED], [_SEGMENTS[view.type]]
     extent = require(view.out_shape()[0] if rank == 1 and data.blocks == 1 else None)
     chosen = are_chosen(view.values[1], extent)  # the backward pass of a choice of samples
-    if not chosen and (data.chosen or not stays_in_parts(view.values[1], extent)):
+    stays = view.values[0].dtype.is_floating and stays_in_parts(view.values[1], extent)
+    if not chosen and (data.chosen or not stays):
         raise Unknown
     return [None, label_sharded(0, chosen=data.chosen), sizes(0)], [label_sharded(0)]
 
@@ -229,11 +235,26 @@ def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
     return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
 
 
-_ROW: Any = {
-    "label": _label_segments,
-    "shape": _find_segments,
-    "copy": _count_in_parts(1, lambda call: 0, count=2),
-}
+_count_segments = _count_in_parts(1, lambda call: 0, count=2)
+
+
+def _copy_segments(call: Call, made: Labels, given: list[Any], places: Any, make: Callable[..., Any]) -> Any:
+    """Return the sums, or NaN where a sample's entries are outside of this replica's part.
+
+    A lookup has proved that none are, but on a GPU a lookup out of bounds is no error.
+    """
+
+    def make_checked(given: list[Any]) -> list[Any]:
+        (found,) = make(given)
+        outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
+        return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
+
+    ids = call.values[1].label
+    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(made[0])
+    return _count_segments(call, made, given, places, make_checked if looked_up else make)
+
+
+_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
 add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
@@ -281,5 +302,5 @@ def _copy_where(
     return [found + find_start(extent_of(given[0], 0), found.dtype, places[0]) if divided else found]
 
 
-_WHERE: Any = {"label": _label_where, "progression": lambda call, shape: COUNT if call.rank() == 1 else None}
+_WHERE: Any = {"label": _label_where, "progression": lambda call, shape: CHOSEN if call.rank() == 1 else None}
 add_rows("Where", **_WHERE, copy=_copy_where)

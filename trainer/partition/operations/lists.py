@@ -50,6 +50,10 @@ def _add(types: str, inputs: str, outputs: str, **fields: Any) -> None:
         known: dict[str, Extent] = {}
         for word, value in zip(words, call.values):
             known.update(zip("" if "#" in word else word.strip("*"), value.shape or ()))
+        if "resize_if_index_out_of_bounds" in call.op.node_def.attr and call.attr(
+            "resize_if_index_out_of_bounds"
+        ):
+            known.pop("a", None)
         known["+"] = None if known.get("a") is None else known["a"] + 1  # type: ignore[operator]
         return [[*map(known.get, word[:-1]), *element] if "*" in word else None for word in made]
 

@@ -45,17 +45,31 @@ def _comes_from_constants(tensor: tf.Tensor) -> bool:
 
 def _shares_seed(view: View) -> bool:
     """Return whether a draw of another size has the same seed: one device begins both with the same numbers."""
-    for seed in view.op.inputs[1].op.inputs:
-        keys = [key for maker in seed.consumers() for key in maker.outputs]
-        for other in (op for key in keys for op in key.consumers() if op.type == view.type):
-            drawn = view.value_of(other.outputs[0])  # None: it comes later, and finds this one
-            if drawn is None or other is view.op:
-                continue
-            if not is_sharded(drawn.labels[view.number]):
-                return True
-            if drawn.shape != view.out_shape():
-                raise NeedsWhole(other.name, "has the seed of another draw, and another size")
+    for other in view.op.graph.get_operations():
+        drawn = view.value_of(other.outputs[0]) if other.type == view.type and other is not view.op else None
+        if drawn is None or not _is_same(view.op.inputs[1], other.inputs[1], {}):
+            continue  # it comes later, and finds this one
+        if not is_sharded(drawn.labels[view.number]):
+            return True
+        if drawn.shape != view.out_shape():
+            raise NeedsWhole(other.name, "has the seed of another draw, and another size")
     return False
+
+
+def _is_same(one: tf.Tensor, other: tf.Tensor, known: dict[tuple[str, str], bool]) -> bool:
+    """Return whether the same operations compute two tensors of a graph from the same inputs; pairs are compared once."""
+    pair = one.name, other.name
+    if pair not in known:
+        ops = (one.op, other.op)
+        alike = one.value_index == other.value_index and ops[0].type == ops[1].type
+        repeats = not ops[0].op_def.is_stateful and bool(ops[0].inputs or ops[0].type == "Const")
+        alike = alike and repeats and len(ops[0].inputs) == len(ops[1].inputs)
+        known[pair] = one is other or (
+            alike
+            and dict(ops[0].node_def.attr) == dict(ops[1].node_def.attr)
+            and all(_is_same(a, b, known) for a, b in zip(ops[0].inputs, ops[1].inputs))
+        )
+    return known[pair]
 
 
 add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)

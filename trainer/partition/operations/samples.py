@@ -9,7 +9,7 @@ from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
 from .call import Call, name_axes, shape_in
 from .row import add_rows
-from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy
+from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
 from .terms import Terms
 
 
@@ -59,7 +59,8 @@ add_rows("AdjustContrastv2", terms=of_each_sample(0, last=3, same=True))
 add_rows("AdjustHue AdjustSaturation RGBToHSV HSVToRGB FFT IFFT", terms=of_each_sample(0, last=1, same=True))
 add_rows("MatrixInverse Cholesky FFT2D IFFT2D", terms=of_each_sample(0, last=2, same=True))
 add_rows("RFFT IRFFT", terms=of_each_sample(0, last=1))
-add_rows("MatrixDeterminant Qr MatrixDiagPartV3 Svd SelfAdjointEigV2 Lu", terms=of_each_sample(0, last=2))
+add_rows("MatrixDeterminant Qr Svd SelfAdjointEigV2 Lu", terms=of_each_sample(0, last=2))
+add_rows("MatrixDiagPartV3", terms=of_each_sample(0, last=2), rewrite=look_up_diagonal)
 
 
 def _find_projected(call: Call) -> Terms:

@@ -129,3 +129,12 @@ def divide_ranks(call: Call) -> Rewritten:
         return [(tf.reduce_sum(counted, 1) < k) & (labels >= 0) & (labels < classes)]
 
     return among if _is_divided(call.values[0], 1) else None
+
+
+def look_up_diagonal(call: Call) -> Rewritten:
+    """Return the diagonal of a matrix of all pairs of samples, as a lookup in the row of each sample."""
+    label, shape = call.values[0].label, call.shape()
+    divided = is_sharded(label) and label.axis == 0 and not label.chosen and label.blocks == 1
+    if len(shape) != 2 or not divided or shape[0] != shape[1] or call.fixed(1).any():
+        return None
+    return lambda matrix, *_: [tf.gather(matrix, tf.range(tf.shape(matrix)[0]), batch_dims=1)]

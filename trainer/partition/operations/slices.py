@@ -1,17 +1,24 @@
 """Slices and ranges. Along the axis of the samples a slice takes the whole axis, or whole blocks."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED
+from ..labels import PARTIAL_SUM, REPLICATED, is_sharded
 from ..sizes.positions import Progression, is_range
-from ..sizes.size import Extent, Shape, at_most, divide
+from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
 from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows
 from .terms import Terms
+
+_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
+
+
+_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
 
 def _place_axes(call: Call, rank: int) -> tuple[list[int | None], dict[int, int]]:
@@ -89,7 +96,9 @@ def _find_strided(call: Call) -> Terms:
             continue
         part += more[axis]
         starts[axis], end = _find_ends(call, entry, extent) if step == 1 else (None, None)
-        extents[more[axis]] = extent if whole and step == -1 else _length(starts[axis], end)
+        length = extent if whole and step == -1 else _length(starts[axis], end)
+        # The ends are the same on every replica, so a length that they decide is, too.
+        extents[more[axis]] = Size.of(Length()) if length is None else length
         mixed += "" if step == 1 else names[axis] + more[axis]
         entries[require(entry)] = names[axis]
     bounds = "".join(entries.get(entry, "-") for entry in range(max(entries, default=-1) + 1))
@@ -122,9 +131,38 @@ def _label_strided(view: View) -> Ruling | None:
     return view.keep(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
 
 
+def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
+    """Return a slice of one of the samples as a lookup, whose result is a part of a sum."""
+    value = call.values[0]
+    if not is_sharded(value.label) or value.label.chosen or value.label.blocks > 1:
+        return None
+    axis = value.label.axis
+    entry = _place_axes(call, call.rank())[1].get(axis)
+    if entry is None or not (value.dtype.is_floating or value.dtype.is_integer):
+        return None
+    one = call.attr("shrink_axis_mask") >> entry & 1
+    if not one and _length(*_find_ends(call, entry, call.shape()[axis])) != 1:
+        return None
+    from_start = not one and call.attr("begin_mask") >> entry & 1
+
+    def take(x: tf.Tensor, *ends: tf.Tensor) -> list[tf.Tensor]:
+        count = require(ends[0].shape[0])
+        first = tf.constant(0, ends[0].dtype) if from_start else ends[0][entry]
+        first = tf.where(first < 0, first + tf.shape(x, first.dtype)[axis], first)
+        here = tf.constant([number == entry for number in range(count)])
+        begin, end, step = (
+            tf.where(here, tf.constant(n, each.dtype), each) for n, each in zip((0, 1, 1), ends)
+        )
+        masks = {f"{name}_mask": call.attr(f"{name}_mask") for name in _MASKS}
+        row = tf.expand_dims(tf.gather(x, first, axis=axis), axis)
+        return [tf.raw_ops.StridedSlice(input=row, begin=begin, end=end, strides=step, **masks)]
+
+    return take
+
+
 def _slice_numbers_strided(call: Call, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
     begin, end, step = ends
-    masks = [call.attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis", "begin", "end")]
+    masks = [call.attr(f"{name}_mask") for name in _MASKS]
     entries: list[Any] = []
     for n in range(len(begin)):
         ellipsis, new, shrink, from_begin, to_end = (mask >> n & 1 for mask in masks)
@@ -153,15 +191,16 @@ def _range_numbers(call: Call, number: int) -> np.ndarray:
 
 def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     """Return the progression along the first axis, if the slice takes all of it."""
-    found, masks = (
-        call.values[0].progression,
-        [call.attr(f"{n}_mask") for n in ("ellipsis", "new_axis", "shrink_axis")],
-    )
-    whole = call.attr("begin_mask") & call.attr("end_mask") & ~(masks[0] | masks[1] | masks[2]) & 1
+    found, masks = call.values[0].progression, [call.attr(f"{name}_mask") & 1 for name in _MASKS]
+    whole = masks == [0, 0, 0, 1, 1]
     return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
 
 
-_STRIDED: Any = {"label": _label_strided, "numbers": move_elements(_slice_numbers_strided)}
+_STRIDED: Any = {
+    "label": _label_strided,
+    "numbers": move_elements(_slice_numbers_strided),
+    "rewrite": _take_entry,
+}
 add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
 add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0))
 add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements(_slice_numbers))

@@ -1,10 +1,11 @@
 """Numbers that count the samples: `stride * i` plus a rest between bounds, where `i` is a position along an axis.
 
 They come from a `Range`, and stay such numbers through sums, products with an integer and changes of shape. What does not
-keep numbers ends them. The positions that a `Where` chooses are such numbers, too: `i` is the position before the choice.
+keep numbers ends them.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from .size import Extent, Shape, per_sample, quotient
@@ -19,6 +20,7 @@ class Progression:
         low, high: bounds of the rest.
         repeat: how many entries along the axis are of one `i`.
         column: whether only the first number along the last axis is of this kind.
+        chosen: whether they are the positions of chosen samples.
     """
 
     axis: int
@@ -27,10 +29,11 @@ class Progression:
     high: float = 0
     repeat: Extent = 1
     column: bool = False
+    chosen: bool = False
 
 
-COUNT = Progression(0, 1)
-"""Of the numbers `[0, 1, ...]`."""
+CHOSEN = Progression(0, 1, 0, math.inf, chosen=True)
+"""Of the positions of chosen samples, which increase."""
 
 
 def is_range(call: Any, shape: Shape) -> Progression | None:
@@ -104,7 +107,7 @@ def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
 def are_chosen(value: Any, extent: Extent) -> bool:
     """Return whether numbers are the positions of chosen samples along an axis of this extent."""
     chosen = value.label.chosen if value.label.kind == "sharded" else None
-    return value.progression == COUNT and chosen is not None and chosen[1] == extent
+    return value.progression == CHOSEN and chosen is not None and chosen[1] == extent
 
 
 def stays_in_parts(value: Any, extent: Extent) -> bool:
