@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from .labels import REPLICATED, Label, Labels, is_sharded, needs_collective
-from .sizes.intervals import ANY, Interval
+from .sizes.bounds import ANY, Interval
 from .sizes.positions import Progression
 from .sizes.size import Extent, Shape, is_divided
 from .sizes.size_arrays import plain

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
-from ..sizes.intervals import (
+from ..sizes.bounds import (
     ANY,
     Interval,
     bound_by,

@@ -24,7 +24,7 @@ from ..labels import (
     label_sharded,
     sizes,
 )
-from ..sizes.intervals import Interval
+from ..sizes.bounds import Interval
 from ..sizes.positions import CHOSEN, are_chosen, counts_samples, stays_in_parts
 from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from ..labels import EMPTY, REPLICATED, Label, is_sharded, sizes
 from ..sizes.size import Extent, Shape, is_open
-from ..sizes.size_arrays import Unknown, extents_of, merge_shapes, of_one_sample
-from .call import Call, Ruling, Shapes, View, Wants, keep_shape
+from ..sizes.size_arrays import extents_of, merge_shapes, of_one_sample
+from .call import Call, Ruling, Shapes, View, Wants
 from .row import add_rows
 
 
@@ -26,6 +26,8 @@ def _add(types: str, inputs: str, outputs: str, **fields: Any) -> None:
     begins = {number: len(word) - 1 for number, word in enumerate(words) if word.endswith("*")}
 
     def label(view: View) -> Ruling:
+        if len(view.labels) > len(words) or view.count > len(made):
+            return view.gather()
         wants: Wants = [None if number in begins else REPLICATED for number in range(len(view.labels))]
         lead = next((number for number in begins if view.labels[number] != EMPTY), None)
         if lead is None:
@@ -108,24 +110,9 @@ def _find_new(call: Call) -> Shapes:
     return [[length, *(extents_of(call.values[0].constant) or ())]]
 
 
-def _label_optional(view: View) -> Ruling:
-    if len(view.labels) > 1 or view.count > 1:
-        return view.gather()
-    label = _move(view.labels[0], 0)
-    return [None if label == view.labels[0] else label], [label]
-
-
-def _find_optional(call: Call) -> Shapes:
-    if len(call.values) > 1:
-        raise Unknown
-    return [call.values[0].shape]
-
-
-_OPTIONAL: Any = {"label": _label_optional, "harmless": True}
 add_rows("TensorListReserve EmptyTensorList", label=_label_new, shape=_find_new, fills=True)
 add_rows("OptionalNone", label=lambda view: ([], [EMPTY]), fills=True, harmless=True)
-add_rows("OptionalFromValue", **_OPTIONAL, shape=_find_optional)
-add_rows("OptionalGetValue", **_OPTIONAL, shape=keep_shape())
+_add("OptionalFromValue OptionalGetValue", "*", "*", harmless=True)
 _add("TensorListFromTensor", "a* #", "a*")
 _add("TensorListScatterV2", "b* - # -", "a*")
 _add("TensorListSplit", "b* d# -", "ad*")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM, is_sharded
-from ..sizes.intervals import Interval, bound_by, keep_bounds, largest_count
+from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
 from ..sizes.size_arrays import product
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require

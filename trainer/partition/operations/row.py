@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
 from ..program import MeshAxis, Value
-from ..sizes.intervals import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
+from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from ..program import MeshAxis
-from ..sizes.intervals import keep_bounds
+from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product

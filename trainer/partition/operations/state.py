@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from ..labels import PARTIAL_SUM, REPLICATED
 from ..program import NotPartitioned
-from ..sizes.intervals import Interval, bounds_of_constant
+from ..sizes.bounds import Interval, bounds_of_constant
 from ..sizes.size_arrays import as_sizes
 from .call import Call, Ruling, View
 from .row import add_rows
