@@ -202,6 +202,9 @@ _STRIDED: Any = {
     "rewrite": _take_entry,
 }
 add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
-add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0))
+_zeros: Any = {
+    "bounds": lambda call: (min(call.values[4].interval[0], 0), max(call.values[4].interval[1], 0))
+}
+add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0), **_zeros)
 add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements(_slice_numbers))
 add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)
