@@ -58,6 +58,10 @@ class Call:
         """Return the rank of an input."""
         return len(self.shape(number))
 
+    def names(self, number: int = 0) -> str:
+        """Return a letter for each axis of an input."""
+        return name_axes(self.rank(number))
+
     def constant(self, number: int) -> np.ndarray:
         """Return the numbers of an input, as sizes."""
         return require(self.values[number].constant)

@@ -56,19 +56,15 @@ def _count_in_parts(
         divided = made if data is None else call.values[data].labels
         axis = find_axis(call) if any(map(is_sharded, divided)) else None
         around = zip(divided, call.values[number].labels, places)
-        parts = [
-            (place, is_sharded(own))
-            for label, own, place in around
-            if is_sharded(label) and label.axis == axis
-        ]
-        if not parts:
+        part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
+        if part is None or axis is None:
             return make(given)
-        ((place, inside),) = parts
-        extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis or 0)
-        own = find_in_part(given[number], extent, place, inside)
+        extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis)
+        inside = is_sharded(part[1])
+        own = find_in_part(given[number], extent, part[2], inside)
         if inside or data is None:
             return make([*given[:number], own, *given[number + 1 :]])
-        behind = [tf.newaxis] * (call.rank(data) - 1 - (axis or 0))
+        behind = [tf.newaxis] * (call.rank(data) - 1 - axis)
         found = make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
         return [where((own != -1)[(..., *behind)], each) for each in found]
 
@@ -76,7 +72,7 @@ def _count_in_parts(
 
 
 def _find_gathered(call: Call) -> Terms:
-    batch, names, (axis,) = call.attr("batch_dims"), name_axes(call.rank()), call.axes(2)
+    batch, names, (axis,) = call.attr("batch_dims"), call.names(), call.axes(2)
     indices = names[:batch] + name_axes(call.rank(1) - batch, len(names))
     return Terms([names, indices], [names[:axis] + indices[batch:] + names[axis + 1 :]], names[axis])
 
@@ -126,16 +122,16 @@ add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
 
 def _find_rows(call: Call) -> Terms:
     """Return the terms of a lookup in a variable."""
-    names, rank = name_axes(call.rank(1)), require(call.op.outputs[0].shape.rank)
-    return Terms([None, names], [name_axes(rank)])
-
-
-def _find_looked_up(call: Call) -> Terms:
-    names = name_axes(call.rank(1))
-    return Terms([None, names], [names])
+    return Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))])
 
 
 add_rows("ResourceGather", terms=_find_rows)
+
+
+def _find_looked_up(call: Call) -> Terms:
+    return Terms([None, call.names(1)], [call.names(1)])
+
+
 add_rows("LookupTableFindV2", terms=_find_looked_up, harmless=True)
 
 
@@ -188,18 +184,8 @@ add_rows("TensorScatterUpdate TensorScatterMax TensorScatterMin MatrixSetDiagV3"
 add_rows("InvertPermutation", shape=keep_shape(), numbers=move_elements(lambda call, x: np.argsort(x), 0))
 
 
-def _find_diagonals(call: Call) -> Terms:
-    if any(call.fixed(n).ravel().tolist() != [default] for n, default in ((1, 0), (2, -1), (3, -1))):
-        raise Unknown
-    names = name_axes(call.rank() + 1)
-    return Terms([names[:-1]], [names], names[-2:], new={names[-1]: call.shape()[-1]})
-
-
-add_rows("MatrixDiagV3", terms=_find_diagonals)
-
-
 def _find_codes(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
     return Terms([names], [names[:at] + more + names[at:]], new={more: call.item(1)}, sizes={1: more})
 

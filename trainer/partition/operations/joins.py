@@ -20,7 +20,7 @@ def _sum_extents(*extents: Extent) -> Extent:
 
 def _find_padded(call: Call) -> Terms:
     """Return the terms of a padding: the axes that it pads are mixed, and new."""
-    names, more = name_axes(call.rank()), call.constant(1).tolist()
+    names, more = call.names(), call.constant(1).tolist()
     others, sign = name_axes(len(names), len(names)), -1 if call.type == "MirrorPadGrad" else 1
     padded = [n for n, row in enumerate(more) if row != [0, 0]]
     extents = {
@@ -37,7 +37,7 @@ add_rows("PadV2 MirrorPad MirrorPadGrad", terms=_find_padded)
 
 def _find_joined(call: Call) -> Terms:
     """Return the terms of a concatenation: parts with equal extents are repetitions of an axis, else it is mixed."""
-    count, names = len(call.values) - 1, name_axes(call.rank())
+    count, names = len(call.values) - 1, call.names()
     (axis,), (whole, *others) = call.axes(count), name_axes(count + 1, len(names))
     extents = [call.shape(number)[axis] for number in range(count)]
     alike = all(extent == extents[0] for extent in extents)
@@ -57,7 +57,7 @@ add_rows("ConcatV2", terms=_find_joined, numbers=_concat_numbers, **_JOIN)
 
 
 def _find_packed(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
     return Terms([names] * len(call.values), [names[:at] + more + names[at:]], new={more: len(call.values)})
 
@@ -77,7 +77,7 @@ add_rows("Pack", terms=_find_packed, label=_label_pack, numbers=_pack_numbers, *
 
 
 def _find_unpacked(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     axis = call.attr("axis") % len(names)
     return Terms([names], [names[:axis] + names[axis + 1 :]] * call.count, names[axis])
 

@@ -44,7 +44,7 @@ add_rows("Einsum", terms=_find_einsum_terms, **_PRODUCT)
 
 
 def _find_bias_terms(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     channels = names[1 if call.attr("data_format") == "NCHW" else -1]
     return (
         Terms([names, channels], [names])

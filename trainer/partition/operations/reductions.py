@@ -19,7 +19,7 @@ from .terms import Terms
 
 def _find_terms(call: Call, reduced: Any = None, keeps: bool = False) -> Terms:
     """Return the terms of a reduction: the axes that it drops are missing, those that it keeps have extent 1."""
-    names, axes = name_axes(call.rank()), call.axes(1)
+    names, axes = call.names(), call.axes(1)
     out = "".join("1" if n in axes else name for n, name in enumerate(names) if keeps or n not in axes)
     return Terms([names], [out], reduced=reduced)
 
@@ -91,14 +91,14 @@ _add_reduction("Prod", label=_label_product, numbers=reduce_elements(lambda x, y
 _add_reduction("EuclideanNorm")
 add_rows("ArgMax", terms=_find_terms, rewrite=divide_largest)
 add_rows("ArgMin", terms=_find_terms)
-add_rows("L2Loss", terms=lambda call: Terms([name_axes(call.rank())], [""], reduced=PARTIAL_SUM))
+add_rows("L2Loss", terms=lambda call: Terms([call.names()], [""], reduced=PARTIAL_SUM))
 
 
 def _mix_last(count: int, new: bool = False, drops: bool = False) -> Callable[[Call], Terms]:
     """Return the terms of an operation that mixes the last axes; outputs lack them, or have `new` ones."""
 
     def find_terms(call: Call) -> Terms:
-        names = name_axes(call.rank())
+        names = call.names()
         lead, last = names[: len(names) - count], names[len(names) - count :]
         end = "" if drops else name_axes(count, len(names)) if new else last
         return Terms([names], [lead + end] * call.count, last)
@@ -110,7 +110,7 @@ def _mix_axes(number: int) -> Callable[[Call], Terms]:
     """Return the terms of an operation that mixes the axes which its input of this number names."""
 
     def find_terms(call: Call) -> Terms:
-        names = name_axes(call.rank())
+        names = call.names()
         return Terms([names], [names], "".join(names[axis] for axis in call.axes(number)))
 
     return find_terms

@@ -82,8 +82,18 @@ def _find_solved(call: Call) -> Terms:
 add_rows("MatrixSolve MatrixTriangularSolve", terms=_find_solved)
 
 
+def _find_diagonals(call: Call) -> Terms:
+    if any(call.fixed(n).ravel().tolist() != [default] for n, default in ((1, 0), (2, -1), (3, -1))):
+        raise Unknown
+    names = name_axes(call.rank() + 1)
+    return Terms([names[:-1]], [names], names[-2:], new={names[-1]: call.shape()[-1]})
+
+
+add_rows("MatrixDiagV3", terms=_find_diagonals)
+
+
 def _find_normalized(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     mixed = names if call.attr("is_training") else names[1:]
     return Terms([names], [names, *[None] * (call.count - 1)], mixed)
 
@@ -119,7 +129,7 @@ def _find_blocks_of_batch(call: Call) -> Terms:
     """Return the terms of a batch that comes once for each place in a block, or of the reverse."""
     first, times = call.shape()[0], int(call.fixed(1).prod())
     first = product([first, times]) if call.type == "SpaceToBatchND" else quotient(first, times)
-    names, more = name_axes(call.rank()), name_axes(call.rank(), call.rank())
+    names, more = call.names(), name_axes(call.rank(), call.rank())
     extents = dict(zip(more, [first, *call.static()[1:]]))
     return Terms([names], [more], names[1:], new=extents, cuts={more[0]: (names[0], 0)})
 

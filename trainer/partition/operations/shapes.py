@@ -107,7 +107,7 @@ add_rows(
 
 
 def _find_expanded(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     place = int(call.fixed(1).ravel()[0]) % (len(names) + 1)
     return Terms([names], [names[:place] + "1" + names[place:]])
 
@@ -140,7 +140,7 @@ add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, numbers=_sq
 
 
 def _find_transposed(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     return Terms([names], ["".join(names[axis] for axis in call.axes(1))])
 
 
