@@ -93,29 +93,27 @@ def label_terms(view: View, terms: Terms, row: Any) -> Ruling:
     made_axes = "".join(term or "" for term in terms.outputs)
     first = min(at, key=lambda n: (view.values[n].free, at[n] not in made_axes, made_axes.find(at[n]), n))
     letter, lead = at[first], view.labels[first]
-    wants = view.align(
-        lead, {n: -1 if term is None else term.find(letter) for n, term in enumerate(inputs)}, terms.equal
-    )
-    letters = [letter, *(part for part, (whole, _) in terms.cuts.items() if whole == letter)]
+    wants = view.align(lead, {n: (term or "").find(letter) for n, term in enumerate(inputs)}, terms.equal)
+    letters = letter + "".join(part for part, (whole, _) in terms.cuts.items() if whole == letter)
     for number, term in terms.sizes.items():
-        if named := [term.index(each) for each in letters if each in term]:
-            wants[number] = sizes(named[0], lead.chosen)
+        if (at_size := _find_any(term, letters)) >= 0:
+            wants[number] = sizes(at_size, lead.chosen)
             if lead.chosen and view.labels[number] != wants[number]:
                 raise Unknown
     made = []
     for number, term in enumerate(terms.outputs):
-        found = [each for each in letters if each in (term or "")]
-        if term is None:
-            made.append(REPLICATED)
-        elif found:
-            label = lead._replace(axis=term.index(found[0]))
-            if found[0] != letter:
-                extents = view.shape(first)[lead.axis], view.out_shape(number)[label.axis]
-                label = label._replace(blocks=_count_blocks(lead, *extents, terms.cuts[found[0]][1]))
-            made.append(label)
-        else:
-            made.append(require(None if terms.reduced == PARTIAL_MEAN and lead.chosen else terms.reduced))
+        axis = _find_any(term or "", letters)
+        label = lead._replace(axis=axis) if axis >= 0 else terms.reduced if term is not None else REPLICATED
+        if term is not None and axis >= 0 and term[axis] != letter:
+            extents = view.shape(first)[lead.axis], view.out_shape(number)[axis]
+            label = lead._replace(axis=axis, blocks=_count_blocks(lead, *extents, terms.cuts[term[axis]][1]))
+        made.append(require(None if label == PARTIAL_MEAN and lead.chosen else label))
     return wants, made
+
+
+def _find_any(term: str, letters: str) -> int:
+    """Return the first axis with one of these letters; -1: there is none."""
+    return next((axis for axis, letter in enumerate(term) if letter in letters), -1)
 
 
 def _count_blocks(label: Label, extent: Extent, other: Extent, start: Extent) -> int:
@@ -148,16 +146,14 @@ def make_part(find_terms: Callable[[Call], Terms]) -> Callable[..., Any]:
         terms = find_terms(call)
         letter, wants = (terms.outputs[0] or "")[want.axis], Wants([None] * len(call.values))
         for number, term in enumerate(terms.inputs):
-            if letter in (term or ""):
-                at = (term or "").index(letter)
-                wants[number] = require(
-                    want._replace(axis=at) if call.shape(number)[at] == output.shape[want.axis] else None
-                )
+            axis = (term or "").find(letter)
+            if axis >= 0:
+                alike = call.shape(number)[axis] == output.shape[want.axis]
+                wants[number] = require(want._replace(axis=axis) if alike else None)
         for number, term in terms.sizes.items():
             if letter in term:
                 wants[number] = sizes(term.index(letter))
-        fixed = letter in terms.mixed + "1" or letter in terms.cuts or not any(wants)
-        return None if fixed else wants
+        return None if letter in (*terms.mixed, *terms.cuts, "1") or not any(wants) else wants
 
     return find_wants
 
