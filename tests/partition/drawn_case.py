@@ -193,7 +193,7 @@ def _in_gathered_loop(run: Any, x: Any) -> list[Any]:
 
 
 def _in_function(run: Any, x: Any) -> list[Any]:
-    return tf.function(run, autograph=False)(x)
+    return run(x) if tf.executing_eagerly() else tf.function(run, autograph=False)(x)
 
 
 CONTEXTS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Compares what a program says of values with their numbers on one device: shapes, numbers, bounds, progressions."""
+"""Compares the shapes, numbers, bounds and progressions that a partitioned program knows with those of one device."""
 
 from __future__ import annotations
 

@@ -47,13 +47,20 @@ def _find_joined(call: Call) -> Terms:
     return Terms(terms, [joined], mixed, new={whole: _sum_extents(*extents)}, cuts=cuts)
 
 
+def _label_joined(view: View) -> Ruling | None:
+    """Gather samples that are joined with others: what is the same everywhere is not cut for it."""
+    parts, (axis,) = view.labels[:-1], view.axes(len(view.labels) - 1)
+    along = any(is_sharded(label) and label.axis == axis for label in parts)
+    return view.gather() if along and any(label != parts[0] for label in parts) else None
+
+
 def _concat_numbers(call: Call, number: int) -> np.ndarray:
     parts = call.values[:-1]
     return as_sizes(np.concatenate([*map(numbers_of, parts)], int(call.fixed(len(parts)))))
 
 
 _JOIN: Any = {"linear": SUM, "progression": put_in_column}
-add_rows("ConcatV2", terms=_find_joined, numbers=_concat_numbers, **_JOIN)
+add_rows("ConcatV2", terms=_find_joined, label=_label_joined, numbers=_concat_numbers, **_JOIN)
 
 
 def _find_packed(call: Call) -> Terms:

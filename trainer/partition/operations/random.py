@@ -47,7 +47,7 @@ def _shares_seed(view: View) -> bool:
     """Return whether a draw of another size has the same seed: one device begins both with the same numbers."""
     for other in view.op.graph.get_operations():
         drawn = view.value_of(other.outputs[0]) if other.type == view.type and other is not view.op else None
-        if drawn is None or not _is_same(view.op.inputs[1], other.inputs[1], {}):
+        if drawn is None or not _is_same(view.op.inputs[1], other.inputs[1]):
             continue  # it comes later, and finds this one
         if not is_sharded(drawn.labels[view.number]):
             return True
@@ -56,20 +56,22 @@ def _shares_seed(view: View) -> bool:
     return False
 
 
-def _is_same(one: tf.Tensor, other: tf.Tensor, known: dict[tuple[str, str], bool]) -> bool:
-    """Return whether the same operations compute two tensors of a graph from the same inputs; pairs are compared once."""
-    pair = one.name, other.name
-    if pair not in known:
-        ops = (one.op, other.op)
-        alike = one.value_index == other.value_index and ops[0].type == ops[1].type
-        repeats = not ops[0].op_def.is_stateful and bool(ops[0].inputs or ops[0].type == "Const")
-        alike = alike and repeats and len(ops[0].inputs) == len(ops[1].inputs)
-        known[pair] = one is other or (
-            alike
-            and dict(ops[0].node_def.attr) == dict(ops[1].node_def.attr)
-            and all(_is_same(a, b, known) for a, b in zip(ops[0].inputs, ops[1].inputs))
-        )
-    return known[pair]
+def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
+    """Return whether equal operations without state compute two tensors of a graph from the same ones."""
+    seen, left = set[tuple[str, str]](), [(one, other)]
+    while left:
+        pair = left.pop()
+        names, (first, second) = (pair[0].name, pair[1].name), (each.op for each in pair)
+        if names[0] == names[1] or names in seen:
+            continue
+        seen.add(names)
+        repeats = not first.op_def.is_stateful and (first.inputs or first.type == "Const")
+        alike = pair[0].value_index == pair[1].value_index and first.type == second.type
+        attributes = [dict(op.node_def.attr) for op in (first, second)]
+        if not (repeats and alike and attributes[0] == attributes[1]):
+            return False
+        left += zip(first.inputs, second.inputs, strict=True)
+    return True
 
 
 add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)

@@ -15,7 +15,7 @@ from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import add, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows
 from .shares import decide_gradient_axes
-from .terms import SUM, Terms, make_part
+from .terms import PRODUCT, SUM, Terms, make_part
 
 
 def _label_sizes(view: View) -> Ruling:
@@ -184,19 +184,16 @@ def _fill_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.full(extents, numbers_of(call.values[1]).item()))
 
 
-_FILLS: Any = {"fills": True, "linear": SUM}
-_broadcast, _FILLED = find_filled(1, 0), {"numbers": _fill_numbers, "bounds": keep_bounds(1), **_FILLS}
-_TILED: Any = {"terms": _find_tiled, "part": make_part(_find_tiled), "bounds": keep_bounds(), **_FILLS}
-add_rows("Tile", passes=[PARTIAL_SUM], **_TILED)
-add_rows(
-    "BroadcastTo",
-    terms=_broadcast,
-    shape=shape_in(1),
-    part=make_part(_broadcast),
-    bounds=keep_bounds(),
-    **_FILLS,
-)
-add_rows("Fill", terms=find_filled(0, 1), shape=shape_in(0), **_FILLED)
+_FILLS: Any = {"fills": True, "bounds": keep_bounds(), "linear": SUM}
+_broadcast, _filled = find_filled(1, 0), find_filled(0, 1)
+add_rows("Tile", terms=_find_tiled, part=make_part(_find_tiled), passes=[PARTIAL_SUM], **_FILLS)
+add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=make_part(_broadcast), **_FILLS)
+_FILL: Any = {
+    "numbers": _fill_numbers,
+    "bounds": keep_bounds(1),
+    "linear": PRODUCT,
+}  # the sum of one number is cheaper
+add_rows("Fill", terms=_filled, shape=shape_in(0), fills=True, **_FILL)
 add_rows("Empty", shape=shape_in(0), harmless=True)
 
 
