@@ -166,7 +166,8 @@ def find_filled(shape: int, data: int | None = None) -> Callable[[Call], Terms]:
     """Return the terms of an operation whose output has the shape in an input; another one is broadcast to it."""
 
     def find_terms(call: Call) -> Terms:
-        names = name_axes(require(call.op.outputs[0].shape.rank))
+        (rank,) = call.shape(shape)
+        names = name_axes(require(rank if isinstance(rank, int) else None))
         given = [] if data is None else call.shape(data)
         kept = zip(names[len(names) - len(given) :], given)
         inputs: list[str | None] = [None] * len(call.values)
