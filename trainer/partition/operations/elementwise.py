@@ -26,7 +26,7 @@ from .number_rules import (
     both,
     compute_each,
     either,
-    move_elements,
+    keep_elements,
     multiply,
     negate,
     numbers_of,
@@ -46,8 +46,8 @@ def _label_copy(view: View) -> Ruling | None:
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
-_SAME: Any = {"numbers": move_elements(lambda call, x: x), "progression": keep_progression}
-_SAME |= {"label": _label_copy, "moves": 0, "keeps_order": True, "copies": True}
+_SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
+_SAME |= {"label": _label_copy, "moves": 0, "copies": True}
 _PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)

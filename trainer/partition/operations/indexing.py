@@ -25,7 +25,7 @@ from ..labels import (
     sizes,
 )
 from ..sizes.bounds import Interval
-from ..sizes.positions import CHOSEN, are_chosen, counts_samples, stays_in_parts
+from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
@@ -263,9 +263,10 @@ add_rows("DenseBincount", label=_label_bins, shape=_find_bins)
 
 
 def _find_origin(tensor: Any) -> Any:
-    """Return the tensor that is true in the same places, before changes of shape."""
-    while row_of(tensor.op).keeps_order or (
-        tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.bool
+    """Return the tensor that is true in the same places, before changes of shape and type that keep numbers in order."""
+    while row_of(tensor.op).progression is keep_progression and tensor.op.inputs[0].dtype in (
+        tensor.dtype,
+        tf.bool,
     ):
         tensor = tensor.op.inputs[0]
     return tensor

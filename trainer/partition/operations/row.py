@@ -75,7 +75,6 @@ class Row:
         effect: what it does, and what to do instead, for an error where it cannot run.
         harmless: whether it has no effects, although TensorFlow says so.
         fills: whether it makes samples from inputs that are the same on every replica.
-        keeps_order: whether it keeps all numbers in their order.
         copies: whether its output is its input.
         adds: whether it adds statistics of a replica, also where nothing says so.
         keeps_stored: whether it makes parts of what replicas store from such parts.
@@ -110,7 +109,6 @@ class Row:
     effect: tuple[str, str] | None = None
     harmless: bool = False
     fills: bool = False
-    keeps_order: bool = False
     copies: bool = False
     adds: bool = False
     keeps_stored: bool = False

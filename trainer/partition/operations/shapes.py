@@ -12,7 +12,7 @@ from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
 from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
-from .number_rules import add, move_elements, numbers_of
+from .number_rules import add, keep_elements, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows
 from .shares import decide_gradient_axes
 from .terms import PRODUCT, SUM, Terms, make_part
@@ -94,12 +94,11 @@ def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> An
     return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
 
 
-_KEEPS: Any = {"moves": 0, "progression": keep_progression, "keeps_order": True}
+_KEEPS: Any = {"moves": 0, "numbers": keep_elements, "progression": keep_progression}
 add_rows(
     "Reshape",
     label=_label_reshape,
     shape=_find_reshaped,
-    numbers=move_elements(lambda call, x, shape: x.reshape(shape)),
     unchanged=_has_shape,
     part=_part_of_reshape,
     **_KEEPS,
@@ -112,8 +111,7 @@ def _find_expanded(call: Call) -> Terms:
     return Terms([names], [names[:place] + "1" + names[place:]])
 
 
-_expand = move_elements(lambda call, x, axis: np.expand_dims(x, int(axis.ravel()[0])))
-add_rows("ExpandDims", terms=_find_expanded, numbers=_expand, **_KEEPS)
+add_rows("ExpandDims", terms=_find_expanded, **_KEEPS)
 
 
 def _find_squeezed(call: Call) -> Terms:
@@ -135,8 +133,7 @@ def _name_squeezed(call: Call, output: Any) -> dict[str, Any]:
     return {"squeeze_dims": [axis for axis, extent in enumerate(shape) if extent == 1]}
 
 
-_squeeze = move_elements(lambda call, x: np.squeeze(x, tuple(call.attr("squeeze_dims")) or None))
-add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, numbers=_squeeze, **_KEEPS)
+add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, **_KEEPS)
 
 
 def _find_transposed(call: Call) -> Terms:
