@@ -147,13 +147,15 @@ add_rows("Transpose", terms=_find_transposed, numbers=_transpose, moves=0)
 
 def _find_tiled(call: Call) -> Terms:
     """Return the terms of repetitions; axes with one entry are filled."""
-    shape, counts = call.shape(), call.constant(1).tolist()
+    shape, given = call.shape(), call.values[1].constant
+    counts = [None] * len(shape) if given is None else given.tolist()
     names, more = name_axes(len(shape)), name_axes(len(shape), len(shape))
     repeated = [n for n, (extent, count) in enumerate(zip(shape, counts)) if extent == 1 or count != 1]
+    extents = {more[n]: product([shape[n], counts[n]]) for n in repeated}
     return Terms(
         ["".join("1" if n == 1 else name for name, n in zip(names, shape))],
         ["".join(more[n] if n in repeated else name for n, name in enumerate(names))],
-        new={more[n]: product([shape[n], counts[n]]) for n in repeated},
+        new={} if given is None else extents,
         sizes={1: "".join(name if n == 1 else "-" for name, n in zip(more, shape))},
         cuts={more[n]: (names[n], 0) for n in repeated if shape[n] != 1},
     )
