@@ -52,7 +52,7 @@ TRANSLATED = {
 MATRIX = re.compile(r"matri|table|sparse|IndexedSlices|embedding|slices|unique|CSV|Parquet", re.IGNORECASE)
 # The partition has one row an operation, and the table of upstream's names one a module.
 OF_ROWS = re.compile(
-    r"trainer/partition/|compat/upstream_places|docs/contributing/new-operation|docs/design/003[01]"
+    r"trainer/partition/|tests/partition/|compat/upstream_places|docs/contributing/new-operation|docs/design/003[01]"
 )
 FILE_NAMES = r"room|house|verdict|meeting|accusation|wake|travel|misfit|words|unison-rule|see.training"
 
