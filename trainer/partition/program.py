@@ -1,6 +1,6 @@
 """The partitioned step as a list: operations of the traced step, and the conversions between them.
 
-Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, described by `explain.py`.
+Built by `partition_graph.py`, copied into the graph of each replica by `rebuild.py`, described by `explain.py`.
 """
 
 from __future__ import annotations
