@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
-from ..sizes.size import Extent, Shape
-from ..sizes.size_arrays import Unknown, extents_of, find_varying_axes, plain
+from ..sizes.size import Extent, Shape, is_open
+from ..sizes.size_arrays import Unknown, extents_of, plain
 from ..sizes.static_shapes import find_traced_shape, infer_shape
 
 Wants = list[Label | None]
@@ -119,7 +119,7 @@ class View(Call):
 
     def depends_on_batch(self) -> list[int]:
         """Return the axes of the first output whose extents depend on the size of the batch, as far as they are known."""
-        return find_varying_axes(self.out_shapes[0]) or []
+        return [axis for axis, extent in enumerate(self.out_shapes[0] or ()) if is_open(extent)]
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM, is_sharded
+from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
 from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
 from ..sizes.size_arrays import product
-from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require
+from .call import Call, Ruling, View, keep_shape, name_axes
 from .number_rules import add, both, either, move_elements, reduce_elements
 from .row import ORDERS, add_rows
 from .shares import divide_largest, divide_mean, divide_softmax
@@ -18,10 +18,19 @@ from .terms import Terms
 
 
 def _find_terms(call: Call, reduced: Any = None, keeps: bool = False) -> Terms:
-    """Return the terms of a reduction: the axes that it drops are missing, those that it keeps have extent 1."""
-    names, axes = call.names(), call.axes(1)
-    out = "".join("1" if n in axes else name for n, name in enumerate(names) if keeps or n not in axes)
-    return Terms([names], [out], reduced=reduced)
+    """Return the terms of a reduction: the axes that it drops are missing, those that it keeps have extent 1.
+
+    It may not be known of an axis of a broadcast gradient whether it is summed.
+    """
+    names, more = call.names(), name_axes(call.rank(), call.rank())
+    sums = call.values[1].sums if keeps else ()
+    axes = () if sums else call.axes(1)
+    sums = sums or [axis in axes for axis in range(len(names))]
+    unknown = [axis for axis, summed in enumerate(sums) if summed is None]
+    ends = [("1" if keeps else "") if summed else name for name, summed in zip(names, sums)]
+    out = "".join(more[axis] if axis in unknown else end for axis, end in enumerate(ends))
+    mixed, new = "".join(names[axis] for axis in unknown), dict.fromkeys(more[axis] for axis in unknown)
+    return Terms([names], [out], mixed, reduced, new)
 
 
 def _add_reduction(name: str, reduced: Any = None, **fields: Any) -> None:
@@ -32,23 +41,6 @@ def _add_reduction(name: str, reduced: Any = None, **fields: Any) -> None:
         return _find_terms(call, None if rounds else reduced, call.attr("keep_dims"))
 
     add_rows(name, terms=find_terms, **fields)
-
-
-def _label_sum(view: View) -> Ruling | None:
-    label, sums = view.labels[0], view.values[1].sums
-    if not (sums and view.attr("keep_dims") and is_sharded(label)):
-        return None
-    return view.keep(PARTIAL_SUM if require(sums[label.axis]) else label)
-
-
-def _find_sum_shape(call: Call) -> Shapes | None:
-    """Return the shape of a sum over axes of which some are not known."""
-    sums = call.values[1].sums if call.attr("keep_dims") else ()
-    return (
-        [[None if summed is None else 1 if summed else n for n, summed in zip(call.shape(), sums)]]
-        if sums
-        else None
-    )
 
 
 def _bound_sum(call: Call) -> Interval:
@@ -75,13 +67,8 @@ def _label_product(view: View) -> Ruling | None:
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 
-_SUM: Any = {
-    "label": _label_sum,
-    "shape": _find_sum_shape,
-    "unchanged": _is_over_nothing,
-    "passes": [PARTIAL_SUM],
-}
-_add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), bounds=_bound_sum, **_SUM)
+_SUM: Any = {"bounds": _bound_sum, "unchanged": _is_over_nothing, "passes": [PARTIAL_SUM]}
+_add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), **_SUM)
 _add_reduction("Mean", PARTIAL_MEAN, label=_label_mean, bounds=keep_bounds(), rewrite=divide_mean)
 _add_reduction("Max", PARTIAL_MAX, passes=[PARTIAL_MAX], numbers=reduce_elements(largest, None))
 _add_reduction("Min", PARTIAL_MIN, passes=[PARTIAL_MIN], numbers=reduce_elements(smallest, None))

@@ -83,8 +83,3 @@ def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None
         per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
     ]
     return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
-
-
-def find_varying_axes(shape: Shape) -> list[int] | None:
-    """Return the axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
-    return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]
