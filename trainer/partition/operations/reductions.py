@@ -13,6 +13,7 @@ from ..sizes.size_arrays import product
 from .call import Call, Ruling, View, keep_shape, name_axes
 from .number_rules import add, both, either, move_elements, reduce_elements
 from .row import ORDERS, add_rows
+from .samples import of_each_sample
 from .shares import divide_largest, divide_mean, divide_softmax
 from .terms import Terms
 
@@ -81,18 +82,6 @@ add_rows("ArgMin", terms=_find_terms)
 add_rows("L2Loss", terms=lambda call: Terms([call.names()], [""], reduced=PARTIAL_SUM))
 
 
-def _mix_last(count: int, new: bool = False, drops: bool = False) -> Callable[[Call], Terms]:
-    """Return the terms of an operation that mixes the last axes; outputs lack them, or have `new` ones."""
-
-    def find_terms(call: Call) -> Terms:
-        names = call.names()
-        lead, last = names[: len(names) - count], names[len(names) - count :]
-        end = "" if drops else name_axes(count, len(names)) if new else last
-        return Terms([names], [lead + end] * call.count, last)
-
-    return find_terms
-
-
 def _mix_axes(number: int) -> Callable[[Call], Terms]:
     """Return the terms of an operation that mixes the axes which its input of this number names."""
 
@@ -109,9 +98,9 @@ add_rows("Cumprod CumulativeLogsumexp", **_SCAN)
 _flip = move_elements(lambda call, x, axes: np.flip(x, tuple(axes.tolist())))
 add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=_flip, bounds=keep_bounds())
 add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM], reason=ORDERS)
-add_rows("Softmax", terms=_mix_last(1), bounds=bound_by(0, 1), rewrite=divide_softmax)
-add_rows("LogSoftmax", terms=_mix_last(1), rewrite=divide_softmax)
-add_rows("TopKV2", terms=_mix_last(1, new=True), reason=ORDERS)
+add_rows("Softmax", terms=of_each_sample(0, last=1, same=True), bounds=bound_by(0, 1), rewrite=divide_softmax)
+add_rows("LogSoftmax", terms=of_each_sample(0, last=1, same=True), rewrite=divide_softmax)
+add_rows("TopKV2", terms=of_each_sample(0, last=1), reason=ORDERS)
 add_rows("Unique UniqueV2", reason=ORDERS)
-add_rows("NthElement", terms=_mix_last(1, drops=True))
-add_rows("MatrixBandPart", terms=_mix_last(2), passes=[PARTIAL_SUM])
+add_rows("NthElement", terms=of_each_sample(0, last=1))
+add_rows("MatrixBandPart", terms=of_each_sample(0, last=2, same=True), passes=[PARTIAL_SUM])
