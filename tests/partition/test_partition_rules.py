@@ -16,7 +16,7 @@ from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 from unisono.compat.tensorflow_graphs.one_device import subgraphs
 from unisono.trainer.partition.operations import ROWS, Row
 from unisono.trainer.partition.operations import random as random_rules
-from unisono.trainer.partition.program import Program, Value
+from unisono.trainer.partition.program import Copy, Program, Value
 from unisono.trainer.partition.rebuild import find_whole_shape
 from unisono.trainer.partition.sizes.size import Samples, Size
 
@@ -131,6 +131,18 @@ def test_static_shape_of_a_whole_value_is_known_for_a_known_batch():
     assert find_whole_shape(program, 0, tf.constant(6)) is None
     program.one_size = False
     assert find_whole_shape(program, 0, 6) is None
+
+
+def test_gradient_of_a_slice_may_be_0():
+    def fn(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            first = tf.reduce_sum(x[:, :1])
+        return tape.gradient(first, x)
+
+    program = Parts(fn, X).program
+    nodes = [node for node in program.nodes if isinstance(node, Copy) and node.op.type == "StridedSliceGrad"]
+    assert [program.values[node.outputs[0]].interval for node in nodes] == [(0, 1)]
 
 
 def test_key_is_constant_if_operations_without_state_compute_it_from_constants():
