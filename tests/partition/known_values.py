@@ -15,8 +15,8 @@ from unisono.trainer.partition.sizes.size import Size
 
 ROUNDING = {8: 1e-12, 4: 1e-5, 2: 1e-2}  # of a bound that is computed in another precision
 
-NOT_UNIQUE = ("BroadcastGradientArgs",)
-"""A sum over an axis with one entry may be named or not."""
+NOT_UNIQUE = {"BroadcastGradientArgs"}
+"""A sum over an axis with one entry may be named or not, so neither are the axes unique nor the shape of the sum."""
 
 
 def find_false_value(parts: Parts, batches: Mapping[int, Sequence[Any]]) -> str | None:
@@ -27,7 +27,8 @@ def find_false_value(parts: Parts, batches: Mapping[int, Sequence[Any]]) -> str 
         for node in program.nodes
         if isinstance(node, Copy) and node.op.graph is graph and graph.is_fetchable(node.op)
         for tensor, number in zip(node.op.outputs, node.outputs)
-        if tensor.dtype not in (tf.variant, tf.resource) and node.op.type not in NOT_UNIQUE
+        if tensor.dtype not in (tf.variant, tf.resource)
+        and NOT_UNIQUE.isdisjoint(each.type for each in (node.op, *(given.op for given in node.op.inputs)))
     ]
     if graph.captures or not said:
         return None
