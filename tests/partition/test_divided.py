@@ -38,17 +38,17 @@ def _compare(x, first):
     return tf.reduce_mean((x - first) ** 2)
 
 
-def _choose_in_a_branch(s, lengths):
+def _choose_in_a_branch(x):
     def chosen():
-        return tf.reduce_sum(tf.boolean_mask(s, lengths > 1) ** 2)
+        return tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2)
 
-    return tf.cond(tf.reduce_sum(lengths) > 3, chosen, lambda: tf.reduce_sum(s))
+    return tf.cond(tf.reduce_max(x) > 0, chosen, lambda: tf.reduce_sum(x))
 
 
 DIVIDED = {  # gathered and reduced inside, and in the results
     "cut to the longest sentence": (_cut, (0, 1, 0, 2), SENTENCES, LENGTHS),
     "mask of the longest sentence": (_masked, (0, 3, 0, 0), SENTENCES, LENGTHS),
-    "chosen samples in a branch": (_choose_in_a_branch, (0, 1, 0, 1), SENTENCES, LENGTHS),
+    "chosen samples in a branch": (_choose_in_a_branch, (0, 1, 0, 1), X),
     "first sample": (lambda x: _compare(x, x[0]), (0, 1, 0, 1), X),
     "last sample": (lambda x: _compare(x, x[-1:]), (0, 1, 0, 1), X),
     "first sample of a slice": (lambda x: _compare(x[:, 1:], x[:1, 1:]), (0, 1, 0, 1), X),
