@@ -64,8 +64,8 @@ UNUSABLE = {
     "BlockLSTMV2": "returns memory that it did not write",
 }
 
-NO_GRADIENT = {"Conv3D"}
-"""TensorFlow ends the process in the backward pass of some shapes, also on one device."""
+NO_GRADIENT = {"Conv2D", "Conv3D"}
+"""TensorFlow ends the process in the backward pass of some shapes, also on one device; `table_programs.py` has others."""
 
 
 @functools.cache
