@@ -20,7 +20,7 @@ from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, 
 from unisono.trainer.partition.memory import save_memory
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import BATCH, Convert, MeshAxis
-from unisono.trainer.partition.rebuild import rebuilt
+from unisono.trainer.partition.rebuild import rebuild_step
 
 
 class _Weight:
@@ -94,7 +94,7 @@ class MeshParts(Parts):
                 place = Replica(part, self.parts, 1, self.parts, part)
                 copy = row * self.parts + part
                 replica = Replica(row, len(samples), count, total, start, copy=copy)
-                runs[row, part] = rebuilt(self.program, mine, replica, others=[place])
+                runs[row, part] = rebuild_step(self.program, mine, replica, others=[place])
             start += count
         return list(_together_in_groups(runs).values())
 

@@ -17,7 +17,7 @@ from unisono.trainer.partition.exchange import Request
 from unisono.trainer.partition.labels import REPLICATED, is_sharded
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
-from unisono.trainer.partition.rebuild import rebuilt
+from unisono.trainer.partition.rebuild import rebuild_step
 from unisono.trainer.partition.steps.step_collectives import run_with_collectives
 
 __all__ = ["UNEVEN", "NotPartitioned", "Parts", "types_of"]
@@ -115,7 +115,7 @@ class Parts:
         for tensor in tensors:
             each = _extent(tensor) // total if tensor.shape.rank else None
             mine.append(tensor if each is None else tensor[begin * each : (begin + replica.held) * each])
-        return replica, rebuilt(self.program, mine, replica)
+        return replica, rebuild_step(self.program, mine, replica)
 
     def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
         """Asserts that replicas match one device (`whole`, where it is known), and each other bit for bit.

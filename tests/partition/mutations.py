@@ -91,7 +91,6 @@ MUTATIONS = {
         )
     ),
     "made of all samples": _made(lambda view, label: label._replace(chosen=None) if label.chosen else label),
-    "made no positions": _made(lambda view, label: label._replace(counts=False) if label.counts else label),
     "made a sum": _made(_a_sum),
     "made another reduction": _made(lambda view, label: _OTHER.get(label, label)),
     "takes it as it is": _wanted(lambda have, want: None if want not in (None, have) else want),
@@ -100,11 +99,6 @@ MUTATIONS = {
         lambda have, want: REPLICATED if want is not None and want.kind == "sizes" else want
     ),
     "takes the key of all": _wanted(lambda have, want: REPLICATED if want == OWN else want),
-    "takes positions in the batch": _wanted(
-        lambda have, want: (
-            want._replace(counts=False, column=False) if want is not None and want.counts else want
-        )
-    ),
 }
 
 EQUIVALENT = {

@@ -8,10 +8,9 @@ import tensorflow as tf
 from partition_in_parts import Parts
 
 from unisono.trainer.partition.conversions import Replica
-from unisono.trainer.partition.labels import REPLICATED, label_sharded
-from unisono.trainer.partition.operations import ROWS
+from unisono.trainer.partition.labels import label_sharded
+from unisono.trainer.partition.operations import ROWS, Call
 from unisono.trainer.partition.program import Value
-from unisono.trainer.partition.sizes.size import Samples, Size
 
 _R = np.random.default_rng(0)
 X, SENTENCES = _R.normal(size=(7, 4)), _R.normal(size=(7, 5, 3))
@@ -39,9 +38,17 @@ def _compare(x, first):
     return tf.reduce_mean((x - first) ** 2)
 
 
+def _choose_in_a_branch(x):
+    def chosen():
+        return tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2)
+
+    return tf.cond(tf.reduce_max(x) > 0, chosen, lambda: tf.reduce_sum(x))
+
+
 DIVIDED = {  # gathered and reduced inside, and in the results
     "cut to the longest sentence": (_cut, (0, 1, 0, 2), SENTENCES, LENGTHS),
     "mask of the longest sentence": (_masked, (0, 3, 0, 0), SENTENCES, LENGTHS),
+    "chosen samples in a branch": (_choose_in_a_branch, (0, 1, 0, 1), X),
     "first sample": (lambda x: _compare(x, x[0]), (0, 1, 0, 1), X),
     "last sample": (lambda x: _compare(x, x[-1:]), (0, 1, 0, 1), X),
     "first sample of a slice": (lambda x: _compare(x[:, 1:], x[:1, 1:]), (0, 1, 0, 1), X),
@@ -78,10 +85,10 @@ def test_sample_outside_of_the_batch_is_an_error_as_on_one_device():
 @pytest.mark.parametrize(("places", "lost"), [([0, 3, 5], False), ([0, 3, 6], True), ([0, -1, 5], True)])
 def test_entries_outside_of_a_part_are_not_lost_in_silence(places, lost):
     """On a GPU a lookup out of bounds is no error, and no proof that the entries of a sample are its own."""
-    label = label_sharded(0, counts=2 * Size.of(Samples()))
-    values = [Value(tf.float32, None, (REPLICATED,)), Value(tf.int32, None, (label,))]
+    label = label_sharded(0)
+    call = Call(None, [Value(tf.float32, None), Value(tf.int32, None, (label,))])
     given = [tf.ones([3, 2]), tf.constant(places), tf.constant(6)]
     (found,) = ROWS["UnsortedSegmentSum"].copy(
-        values, given, Replica(0, 2, 3, 6, 0), lambda given: [tf.ones([6, 2])]
+        call, (label,), given, [Replica(0, 2, 3, 6, 0)], lambda given: [tf.ones([6, 2])]
     )
     assert np.isnan(found).all() == lost and np.isnan(found).any() == lost

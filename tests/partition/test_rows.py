@@ -15,7 +15,7 @@ from partition.operations import QUICK_SIZES, SIZES, draw, draw_step, drawings_o
 from partition_in_parts import Parts, types_of
 
 from unisono.trainer.partition.operations import ROWS
-from unisono.trainer.partition.sizes.intervals import bound_by
+from unisono.trainer.partition.sizes.bounds import bound_by
 
 SHARE = 11  # one in so many rows is in `make test`
 BLOCKS = 24

@@ -13,16 +13,14 @@ from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
-from .operation_labels import describe_effects, has_effects, labels_of, settle_label
+from .operation_labels import describe_effects, find_labels, has_effects, settle_label
 from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
-from .operations.lists import describe_list
 from .operations.shapes import find_sums
-from .program import BRANCHES, LOOPS, Apply, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
-from .sizes.known_inputs import find_traced_shape
+from .program import BRANCHES, CALLS, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
 from .sizes.size_arrays import Unknown
+from .sizes.static_shapes import find_traced_shape
 from .values import SLICES, WHOLE, Values
 
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 IGNORED = ("NoOp", "Placeholder")
 APPLY = "call of an optimizer"
 """What an `IdentityN` stands for."""
@@ -44,7 +42,7 @@ class Builder(Values):
             for tensor in op.inputs:  # loops get lists for their backward pass after their creation
                 if tensor.name not in known:
                     visit(tensor.op)
-            self._operation(op, known)
+            self._add_operation(op, known)
 
         needed = find_needed_operations(graph)
         for op in graph.get_operations():
@@ -52,14 +50,14 @@ class Builder(Values):
                 visit(op)
         return [known[tensor.name] for tensor in graph.outputs]
 
-    def _operation(self, op: tf.Operation, known: dict[str, int]) -> None:
+    def _add_operation(self, op: tf.Operation, known: dict[str, int]) -> None:
         if op.type in IGNORED:
             return
         call, inputs = stands_for(op, APPLY), [known[tensor.name] for tensor in op.inputs]
         if call is None and op.type not in CALLS:
             inputs = [self.gather(number, op) for number in inputs]
         if call is not None:
-            self._apply(op, inputs, call)
+            self._add_apply(op, inputs, call)
             outputs = inputs
         elif op.type in CALLS and "_XlaMustCompile" not in op.node_def.attr:
             graph = inner_graph(op, "f")
@@ -69,23 +67,24 @@ class Builder(Values):
         elif (graph := find_called_graph(op)) is not None:
             outputs = self._inline(op, graph, inputs)
         elif op.type in (*LOOPS, *BRANCHES, *CALLS):
-            work = control_flow.loop if op.type in LOOPS else control_flow.branch
-            work = control_flow.call if op.type in CALLS else work
-            outputs = control_flow.without_collectives(self, op, inputs, work)
+            outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
         else:
-            outputs = self._find_unchanged(op, inputs) or self._rewritten(op, inputs)
+            outputs = self._find_unchanged(op, inputs) or self._rewrite(op, inputs)
             outputs = outputs or self._apply_rules(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
             known[tensor.name] = number
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
-    def _outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
+    def _add_outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
         call = self._call(op, inputs)
         outputs = []
         for number, (tensor, shape) in enumerate(zip(op.outputs, row_of(op).find_shapes(call))):
             if tensor.dtype == tf.variant:
-                outputs.append(self.add(describe_list(call, self.replicated_labels)))
+                elements = row_of(op).find_elements(call)
+                outputs.append(
+                    self.add(Value(tensor.dtype, shape, self.replicated_labels, elements=elements))
+                )
                 continue
             shape = find_traced_shape(op, call.values, number) if shape is None else shape
             numbers = find_numbers(call, number)
@@ -105,7 +104,7 @@ class Builder(Values):
         same = unchanged is not None and unchanged(self._call(op, inputs))
         return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
 
-    def _rewritten(self, op: tf.Operation, inputs: list[int]) -> list[int]:
+    def _rewrite(self, op: tf.Operation, inputs: list[int]) -> list[int]:
         rewrite = row_of(op).rewrite
         if rewrite is None or self.replicated or self.inside or self.is_local(op):
             return []
@@ -128,7 +127,7 @@ class Builder(Values):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         self._note_bounds(op, inputs)
         inputs = [self.add_up(number, op) for number in inputs]
-        row, outputs = row_of(op), self._outputs(op, inputs)
+        row, outputs = row_of(op), self._add_outputs(op, inputs)
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
@@ -136,8 +135,6 @@ class Builder(Values):
         wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
-        if self.inside and any(label.counts for label in of_batch):
-            raise NeedsCollective(op.name)
         own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
         copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
         copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
@@ -201,14 +198,14 @@ class Builder(Values):
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
-        wants, made = labels_of(
+        wants, made = find_labels(
             op, view, replicated, not axis and self.is_local(op), self.inside, self.in_order
         )
         values = (self.program.values[number] for number in outputs)
         fits = all(map(has_parts, made, values, [view.mesh] * len(made)))
         return (wants, made) if fits else view.gather()
 
-    def _apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
+    def _add_apply(self, op: tf.Operation, inputs: list[int], number: int) -> None:
         """Add a call of an optimizer, whose gradients are partial sums over the replicas, or parts of weights.
 
         What the step has assigned before follows them, whole or in parts.
@@ -223,30 +220,30 @@ class Builder(Values):
                 continue
             if wanted is not SLICES:
                 summand = wanted is None
-                given.append(self._summand(values, op) if summand else self.convert(values, wanted, op))
+                given.append(self._make_summand(values, op) if summand else self.convert(values, wanted, op))
                 continue
             indices = next(rest)
             labels = self.label(values), self.label(indices)
-            if not are_together(*labels) or labels[0].axis or labels[1].counts:
+            if not are_together(*labels) or labels[0].axis:
                 indices = self.whole(indices, op)
-                values = self._summand(values, op)
+                values = self._make_summand(values, op)
             along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
-            given += [self.convert(values, along_others, op), self._along_model(indices, op)]
+            given += [self.convert(values, along_others, op), self._make_same_along_model(indices, op)]
         given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
-    def _summand(self, number: int, op: tf.Operation) -> int:
+    def _make_summand(self, number: int, op: tf.Operation) -> int:
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
             number = self.convert(number, [REPLICATED], op)
         return self.convert(number, [PARTIAL_SUM] * len(self.program.mesh), op)
 
-    def _along_model(self, number: int, op: tf.Operation) -> int:
+    def _make_same_along_model(self, number: int, op: tf.Operation) -> int:
         """Return the number of a value that is the same on all replicas with the same samples."""
         return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
-    ) -> tuple[Builder, list[int]]:
+    ) -> tuple[Values, list[int]]:
         """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
         if len(graph.inputs) != len(inputs):
             raise NotPartitioned(f"the function {graph.name} was changed after it was traced")

@@ -22,7 +22,6 @@ from .labels import (
     is_sharded,
     is_stored,
 )
-from .sizes.size import Extent, per_sample
 
 
 @dataclasses.dataclass
@@ -32,13 +31,10 @@ class Replica(ReplicaSamples):
     Attributes:
         held: the number of samples in its tensors: one borrowed sample, which does not count, where `samples` is 0.
         copy: int; the number of this replica's variable copy within its worker.
-        first_positions: for each data-dependent choice of samples, the start of this replica's samples along the axis that
-            they were chosen from, which can have several entries for each sample.
     """
 
     held: Any = None
     copy: int = 0
-    first_positions: dict[Any, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.held is None:
@@ -50,7 +46,7 @@ class Replica(ReplicaSamples):
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
 
-def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
+def finish_output(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     """Return the output of an operation times the local factor that makes it a value of the global batch."""
     if made == PARTIAL_MEAN:
         return times_share(tensor, replica)
@@ -61,7 +57,7 @@ def after(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
     return tensor
 
 
-def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
+def convert_locally(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
     """Return a conversion without communication."""
     if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
@@ -70,19 +66,12 @@ def local(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.T
     if want == OWN:
         return _own_key(tensor, replica)
     if is_sharded(want) and have == REPLICATED:
-        part = _slice(tensor, want, replica)
-        return _from_own_first(part, want, replica) if want.counts else part
+        return _slice(tensor, want, replica)
     if is_stored(want):
         rows = to_rows(tensor, want.axis, replica.num_replicas)
         return part_of(rows[replica.replica_id], tensor.shape, want, replica)
     if want.kind == "sizes":
         return _local_sizes(tensor, want, replica)
-    if want.kind == "within":
-        return _within_part(tensor, want.counts, replica)
-    if is_sharded(have) and is_sharded(want):
-        if want.counts and not have.counts:
-            return _from_own_first(tensor, want, replica)
-        return in_the_batch(tensor, have, replica) if have.counts and not want.counts else tensor
     raise AssertionError(f"{have} -> {want}")
 
 
@@ -197,30 +186,37 @@ def _own_key(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
     return tf.cast(tf.bitwise.bitwise_xor(tf.cast(tensor, tf.uint64), shift), tensor.dtype)
 
 
-def in_the_batch(positions: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
-    """Return positions relative to this replica's first sample, converted to positions in the batch."""
-    return positions + tf.cast(replica.first_positions[have.chosen], positions.dtype)
+def extent_of(tensor: tf.Tensor, axis: int) -> Any:
+    """Return an extent of a replica's tensor; an int where it is known while tracing."""
+    extent = tensor.shape[axis]
+    return tf.shape(tensor)[axis] if extent is None else extent
 
 
-def _from_own_first(positions: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
-    """Return positions in the batch, converted to positions relative to this replica's first held sample."""
-    first = tf.cast(_start_held(replica) * per_sample(want.counts), positions.dtype)
-    if want.column:
-        first *= tf.one_hot(0, positions.shape[-1], dtype=positions.dtype)
-    return positions - first
+def find_start(extent: Any, dtype: tf.DType, replica: Replica) -> tf.Tensor:
+    """Return the position in the batch at which a replica's part of an axis begins, from the extent of the part."""
+    return tf.cast(_per_held(extent, replica) * _start_held(replica), dtype)
 
 
-def _within_part(positions: tf.Tensor, extent: Extent, replica: Replica) -> tf.Tensor:
-    """Return positions from the start of a replica's part of an axis, and -1 for those in other parts.
+def find_in_part(positions: tf.Tensor, extent: Any, replica: Replica, inside: bool) -> tf.Tensor:
+    """Return positions along a divided axis, counted from the start of this replica's part, and -1 for those in others.
 
-    Those outside the axis are outside each part, too, so that operations reject them as on one device.
+    Those outside the axis are outside each part, too, so that operations reject them as on one device. If all are `inside`,
+    they may have columns, of which the first one is along the axis.
     """
-    each = extent // replica.global_samples if isinstance(extent, int) else per_sample(extent)
-    numbers = (_start_held(replica), replica.held, replica.global_samples)
-    first, size, whole = (tf.cast(number * each, positions.dtype) for number in numbers)
-    own = positions - first - tf.cast(positions < 0, positions.dtype)  # -1 is no position outside the axis
-    others = (positions >= 0) & (positions < whole) & ((own < 0) | (own >= size))
-    return tf.where(others, tf.constant(-1, own.dtype), own)
+    start = find_start(extent, positions.dtype, replica)
+    if inside:
+        columns = positions.shape.rank != 1
+        return positions - (
+            start * tf.one_hot(0, extent_of(positions, -1), dtype=start.dtype) if columns else start
+        )
+    whole = tf.cast(_per_held(extent, replica) * replica.global_samples, positions.dtype)
+    own = positions - start - tf.cast(positions < 0, start.dtype)  # -1 is no position outside of the axis
+    mine = (own >= 0) & (own < tf.cast(extent, own.dtype))
+    return tf.where(mine | (positions < 0) | (positions >= whole), own, tf.constant(-1, own.dtype))
+
+
+def _per_held(extent: Any, replica: Replica) -> Any:
+    return (tf.cast(extent, tf.int32) if isinstance(extent, tf.Tensor) else extent) // replica.held
 
 
 def _start_held(replica: Replica) -> Any:

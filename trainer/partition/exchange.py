@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...distribute.mesh import from_rows, to_rows
-from .conversions import Replica, blocks_of, in_the_batch, join, part_of, times_share, where
+from .conversions import Replica, blocks_of, join, part_of, times_share, where
 from .labels import MEAN_OF_STATISTICS, PARTIAL_MAX, PARTIAL_MIN, STATISTIC, Label, is_sharded, is_stored
 
 
@@ -101,9 +101,7 @@ def _extreme(tensor: tf.Tensor, have: Label, replica: Replica) -> tf.Tensor:
 
 
 def _pieces(tensor: tf.Tensor, have: Label, replica: Replica) -> list[tf.Tensor]:
-    """Return the blocks of this replica's part, without borrowed samples, with positions in the batch."""
-    if have.counts:
-        tensor = in_the_batch(tensor, have, replica)
+    """Return the blocks of this replica's part, without borrowed samples."""
     pieces = blocks_of(tensor, have)
     if replica.alive is True:
         return pieces

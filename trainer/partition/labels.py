@@ -3,21 +3,18 @@
 from typing import Any, NamedTuple
 
 from ...distribute.mesh import FLAT
-from .sizes.size import Extent
 
 
 class Label(NamedTuple):
     """How one tensor is distributed.
 
-    Every number refers to the global batch; only the extent of a tensor along its sharded axis is local:
+    Every number refers to the global batch, also a position; only the extent of a tensor along its sharded axis is local:
 
         REPLICATED   T = t_r                  the same on every replica
         SHARDED      T = concat_r t_r         along `axis`, which has the samples of the batch or is divided into parts
         PARTIAL_SUM  T = sum_r t_r
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
-        WITHIN       T are positions along a divided axis of the extent `counts`; t_r are counted from the start of this
-                     replica's part, and -1 outside of it
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
         STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
                      operation computes with T
@@ -30,17 +27,12 @@ class Label(NamedTuple):
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
         chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain.
-        counts: None, or, where the values are positions along an axis with samples, relative to this replica's first
-            sample, the extent of that axis.
-        column: whether only the first number along the last axis is such a position.
     """
 
     kind: str
     axis: int = 0
     blocks: int = 1
     chosen: Any = None
-    counts: Extent = None
-    column: bool = False
 
     def __str__(self) -> str:
         text = self.kind
@@ -48,7 +40,7 @@ class Label(NamedTuple):
             text += f" along axis {self.axis}"
         if self.blocks > 1:
             text += f" in {self.blocks} blocks"
-        return text + (", chosen by data" if self.chosen else "") + (", positions" if self.counts else "")
+        return text + (", chosen by data" if self.chosen else "")
 
 
 Labels = tuple[Label, ...]
@@ -76,21 +68,14 @@ LOGS = Label("logs")
 """Requested for a log: a partial sum where it is one, which is summed when a call ends, else replicated."""
 
 
-def label_sharded(
-    axis: int, blocks: int = 1, chosen: Any = None, counts: Extent = None, column: bool = False
-) -> Label:
+def label_sharded(axis: int, blocks: int = 1, chosen: Any = None) -> Label:
     """Return the label of a tensor whose axis has the samples of the batch."""
-    return Label("sharded", axis, blocks, chosen, counts, column)
+    return Label("sharded", axis, blocks, chosen)
 
 
 def sizes(axis: int, chosen: Any = None) -> Label:
     """Return the label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
-
-
-def label_within(extent: Extent) -> Label:
-    """Return the label of positions along a divided axis of this extent, from the start of a replica's part."""
-    return Label("within", counts=extent)
 
 
 def label_stored(axis: int) -> Label:

@@ -43,7 +43,20 @@ def describe_effects(op: tf.Operation, place: str = "") -> str:
     return f"{op.type}{where}{f', `{code}`,' if code else ''} {what}{place}: {instead}"
 
 
-def labels_of(
+def describe_need(have: Label, cause: tf.Operation | None) -> str:
+    """Return why an operation, or a result of the step, needs more than a replica's part of a tensor with this label."""
+    if is_partial(have) and have != PARTIAL_SUM:
+        return "an extreme over all samples is needed"
+    if have.kind == "sizes":
+        return "the number of chosen samples is needed"
+    if have == STATISTIC:
+        return "batch statistics are averaged"
+    if not is_sharded(have):
+        return "a sum over all samples is needed before the step goes on" if cause is not None else ""
+    return "a result has a value for each sample" if cause is None else row_of(cause).reason
+
+
+def find_labels(
     op: tf.Operation, view: View, replicated: bool, is_local: bool, inside: bool, in_order: bool = True
 ) -> Ruling:
     """Return the labels that an operation needs of its inputs, and those of its outputs.
@@ -62,11 +75,10 @@ def labels_of(
         return _label_replicated(op, view, inside, in_order)
     alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
     if not alike and is_local:
-        return _local_labels(op, view)
+        return _label_locally(op, view)
     if row.has_rule:
-        positions = not row.positions and any(label.counts for label in view.labels)
         needed = not alike or row.fills or row.harmless
-        return row.find_ruling(view) if needed and not positions else view.gather()
+        return row.find_ruling(view) if needed else view.gather()
     if not alike and lists:
         if any(label != view.labels[0] for label in view.labels):
             raise NotPartitioned(f"there is no rule for {op.type} ({op.name})")
@@ -101,7 +113,7 @@ def find_shared_draw(program: Program) -> tf.Operation | None:
     return None
 
 
-def _local_labels(op: tf.Operation, view: View) -> Ruling:
+def _label_locally(op: tf.Operation, view: View) -> Ruling:
     """Return the labels of an operation on this replica's samples alone."""
     given = list(view.labels)
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]

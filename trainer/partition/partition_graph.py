@@ -8,8 +8,8 @@ import tensorflow as tf
 from .builder import Builder, find_needed_operations
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
-from .sizes.known_inputs import shape_of
 from .sizes.size import Length, Samples, Size
+from .sizes.static_shapes import shape_of
 
 
 def partition_graph(

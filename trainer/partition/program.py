@@ -1,6 +1,6 @@
 """The partitioned step as a list: operations of the traced step, and the conversions between them.
 
-Built by `partition.py`, copied into the graph of each replica by `rebuild.py`, described by `explain.py`.
+Built by `partition_graph.py`, copied into the graph of each replica by `rebuild.py`, described by `explain.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from .labels import REPLICATED, Label, Labels, is_sharded, needs_collective
-from .sizes.intervals import ANY, Interval
+from .sizes.bounds import ANY, Interval
 from .sizes.positions import Progression
 from .sizes.size import Extent, Shape, is_divided
 from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class NotPartitioned(Exception):

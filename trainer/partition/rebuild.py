@@ -10,17 +10,17 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
-from .conversions import Replica, after, local, scale_numbers, where
+from .conversions import Replica, convert_locally, finish_output, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
-from .operations import row_of
+from .operations import Call, row_of
 from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
 from .sizes.size import Size
 from .sizes.size_arrays import at
 
 
-def rebuilt(
+def rebuild_step(
     program: Program,
     inputs: Sequence[tf.Tensor],
     replica: Replica,
@@ -49,12 +49,12 @@ def rebuilt(
             for node, tensor in zip(exchanges, (yield from exchange(wanted, places))):
                 whole = all(label == REPLICATED for label in program.values[node.target].labels)
                 if whole and tensor.dtype != tf.variant:
-                    _refine_shape(tensor, whole_shape(program, node.target, replica.global_samples))
+                    _refine_shape(tensor, find_whole_shape(program, node.target, replica.global_samples))
                 values[node.target] = tensor
     return [copier.value(number) for number in program.outputs]
 
 
-def whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
+def find_whole_shape(program: Program, number: int, samples: Any) -> list[int | None] | None:
     """Return the static shape of a whole value for a global batch."""
     shape = program.values[number].shape
     return (
@@ -62,13 +62,13 @@ def whole_shape(program: Program, number: int, samples: Any) -> list[int | None]
     )
 
 
-_WITHOUT_EFFECTS = ("VariableShape", *LOOPS, *BRANCHES)  # no body of a program has side effects
-
-
 def _is_for_xla(node: Node) -> bool:
     if isinstance(node, Convert | Extents):
         return True
-    if not isinstance(node, Copy) or (node.op.op_def.is_stateful and node.op.type not in _WITHOUT_EFFECTS):
+    if not isinstance(node, Copy):
+        return False
+    acts = not (row_of(node.op).of_sizes or node.op.type in (*LOOPS, *BRANCHES))  # no body has side effects
+    if node.op.op_def.is_stateful and acts:
         return False
     around = [t.op for t in node.op.inputs] + [op for t in node.op.outputs for op in t.consumers()]
     if any(map(find_shared_draw, node.bodies.values())):
@@ -121,7 +121,7 @@ class _Copier:
             with reuse_equal_operations(self._shared):
                 if isinstance(node, Convert):
                     around, place = self._program.labels_around(node), self._places[node.axis]
-                    self.values[node.target] = local(self.values[node.source], *around, place)
+                    self.values[node.target] = convert_locally(self.values[node.source], *around, place)
                 elif isinstance(node, Copy):
                     self._copy(node)
 
@@ -178,21 +178,18 @@ class _Copier:
         lists = any(values[number].dtype == tf.variant for number in given)
         if lists or any(values[n].dtype in (tf.string, tf.variant, tf.resource) for n in made):
             return False
-        positions = self._replica.first_positions
-        before = len(positions)
 
-        def compute() -> list[list[tf.Tensor]]:
+        def compute() -> list[tf.Tensor]:
             for node in nodes:
                 self.add(node)
-            return [[self.values[n] for n in made], [*positions.values()][before:]]
+            return [self.values[n] for n in made]
 
         outside = dict(self.values)
-        found, new = graph_function(compute, jit_compile=True)()
+        found = graph_function(compute, jit_compile=True)()
         self._copies.clear()  # they are in the graph of the function, and the next nodes wait for all of it
         self.values.clear()
         self.values.update(outside | dict(zip(made, found)))
         self._makers |= makers
-        positions.update(zip([*positions][before:], new))
         return True
 
     def _is_size(self, number: int) -> bool:
@@ -217,15 +214,14 @@ class _Copier:
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
-        around = [values[number] for number in (*node.inputs, *node.outputs)]
-        special = row_of(node.op).copy
-        copies = make(given) if special is None else special(around, given, self._replica, make)
+        special, call = row_of(node.op).copy, Call(node.op, [values[number] for number in node.inputs])
+        copies = make(given) if special is None else special(call, node.made[0], given, self._places, make)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
             for each, place in zip(made, self._places):
-                tensor = after(tensor, each, place)
+                tensor = finish_output(tensor, each, place)
             if node.of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)
             self.values[number] = tensor

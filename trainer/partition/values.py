@@ -84,12 +84,6 @@ class Values:
         """Return the number of a value that is the same on every replica."""
         return self.convert(number, self.replicated_labels, cause)
 
-    def body(
-        self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
-    ) -> tuple[Any, list[int]]:
-        """Partition a function for inputs like these; constants of the `changed` inputs do not hold in it."""
-        raise NotImplementedError
-
     def convert(self, number: int, wants: Sequence[Label | None], cause: tf.Operation | None) -> int:
         """Return the number of a value with the requested label along each axis of the mesh; without one it stays as it is.
 
@@ -99,7 +93,7 @@ class Values:
             value = self.program.values[number]
             have, want = value.labels[axis], _resolve_request(value, axis, want)
             if want is not None and is_sharded(have) and needs_collective(have, want) and len(wants) > 1:
-                number = self._along(axis, number, REPLICATED, cause)
+                number = self._convert_along(axis, number, REPLICATED, cause)
         have = self.program.values[number].labels
         # What is cut along the model is smaller along the batch. Flat parts are those of what the others leave.
         order = [
@@ -108,14 +102,14 @@ class Values:
         ]
         order[:1] = [2 if want is not None and is_stored(want) else 1 for want in wants[:1]]
         for axis in sorted(range(len(wants)), key=order.__getitem__):
-            number = self._along(axis, number, wants[axis], cause)
+            number = self._convert_along(axis, number, wants[axis], cause)
         return number
 
     def gather(self, number: int, op: tf.Operation) -> int:
         """Return an input's number, gathered if replicas keep parts of it; a cast or a copy makes parts of parts."""
         if row_of(op).keeps_stored or not is_stored(self.label(number)):
             return number
-        return self._along(0, number, REPLICATED, op)
+        return self._convert_along(0, number, REPLICATED, op)
 
     def add_up(self, number: int, cause: tf.Operation) -> int:
         """Return the number of an operation's input, summed over parts of the model if the operation does more than add.
@@ -130,10 +124,10 @@ class Values:
         for axis in range(1, len(self.program.mesh)):
             if is_partial(self.program.values[number].labels[axis]):
                 known = self.made.get((number, axis, REPLICATED), number)
-                number = known if adds else self._along(axis, number, REPLICATED, cause)
+                number = known if adds else self._convert_along(axis, number, REPLICATED, cause)
         return number
 
-    def _along(self, axis: int, number: int, want: Label | None, cause: tf.Operation | None) -> int:
+    def _convert_along(self, axis: int, number: int, want: Label | None, cause: tf.Operation | None) -> int:
         """Return the number of a value with the requested label along one axis of the mesh."""
         value = self.program.values[number]
         want = _resolve_request(value, axis, want)
@@ -148,10 +142,14 @@ class Values:
         if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
             return part
         if is_stored(want) and have == STATISTIC:
-            return self._along(axis, self._along(axis, number, PARTIAL_SUM, cause), want, cause)
+            return self._convert_along(
+                axis, self._convert_along(axis, number, PARTIAL_SUM, cause), want, cause
+            )
         scattered = is_stored(want) and have == PARTIAL_SUM
         if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS) and not scattered:
-            return self._along(axis, self._along(axis, number, REPLICATED, cause), want, cause)
+            return self._convert_along(
+                axis, self._convert_along(axis, number, REPLICATED, cause), want, cause
+            )
         if needs_collective(have, want) and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
@@ -179,7 +177,7 @@ class Values:
 
     def _repeat(self, copy: Copy, number: int, axis: int, label: Label, wants: Sequence[Label | None]) -> int:
         """Return another label of a value along an axis of the mesh: its operation runs once more, on inputs like these."""
-        inputs = [self._along(axis, each, want, copy.op) for each, want in zip(copy.inputs, wants)]
+        inputs = [self._convert_along(axis, each, want, copy.op) for each, want in zip(copy.inputs, wants)]
         value, made = self.program.values[number], [with_label(copy.made[0], axis, label)]
         target = self.add(
             dataclasses.replace(value, labels=with_label(value.labels, axis, label), free=False)
@@ -230,7 +228,7 @@ def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | Non
     if want == LOGS:
         return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
     if want in (SAMPLES, SHARES):
-        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not have.counts
+        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1
         adds = value.dtype not in (tf.bool, tf.string)
         return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
     return want

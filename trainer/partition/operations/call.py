@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
-from ..sizes.known_inputs import find_traced_shape, infer_shape
-from ..sizes.size import Extent, Shape
-from ..sizes.size_arrays import Unknown, extents_of, find_varying_axes, plain
+from ..sizes.size import Extent, Shape, is_open
+from ..sizes.size_arrays import Unknown, extents_of, plain
+from ..sizes.static_shapes import find_traced_shape, infer_shape
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -57,6 +57,10 @@ class Call:
     def rank(self, number: int = 0) -> int:
         """Return the rank of an input."""
         return len(self.shape(number))
+
+    def names(self, number: int = 0) -> str:
+        """Return a letter for each axis of an input."""
+        return name_axes(self.rank(number))
 
     def constant(self, number: int) -> np.ndarray:
         """Return the numbers of an input, as sizes."""
@@ -115,7 +119,7 @@ class View(Call):
 
     def depends_on_batch(self) -> list[int]:
         """Return the axes of the first output whose extents depend on the size of the batch, as far as they are known."""
-        return find_varying_axes(self.out_shapes[0]) or []
+        return [axis for axis, extent in enumerate(self.out_shapes[0] or ()) if is_open(extent)]
 
     def samples_axis(self) -> int | None:
         """Return the axis of the first output that has the samples; None where it has none, or it is not known."""

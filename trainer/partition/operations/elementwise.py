@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, Label, is_partial, is_sharded
-from ..sizes.intervals import (
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
+from ..sizes.bounds import (
     ANY,
     Interval,
     bound_by,
     combine_bounds,
     is_finite,
     is_not_zero,
-    keep_bounds,
     map_bounds,
 )
 from ..sizes.positions import add_progressions, keep_progression, multiply_progression
@@ -27,45 +26,29 @@ from .number_rules import (
     both,
     compute_each,
     either,
-    move_elements,
+    keep_elements,
     multiply,
     negate,
     numbers_of,
     subtract,
 )
-from .row import add_rows, is_any, is_factor
-from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
-
-
-def _part_of_each(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    """Return the labels with which an operation on each element makes a part: of inputs that are broadcast, the whole."""
-    wants: list[Label | None] = []
-    for value in call.values:
-        axis = want.axis - len(output.shape) + len(value.shape or [])
-        extent = value.shape[axis] if value.shape and axis >= 0 else 1
-        if value.shape is None or extent not in (1, output.shape[want.axis]):
-            return None
-        wants.append(None if extent == 1 else want._replace(axis=axis))
-    return wants
+from .row import COMPARES, add_rows, is_any, is_factor
+from .terms import FIRST, PRODUCT, SUM, Terms, make_part, terms_of_broadcast
 
 
 def _add(types: str, **fields: Any) -> None:
-    add_rows(types, **{"terms": terms_of_broadcast, **fields})
+    add_rows(types, **{"terms": terms_of_broadcast, "reason": COMPARES, **fields})
 
 
 def _label_copy(view: View) -> Ruling | None:
     label = view.labels[0]
-    passes = is_partial(label) or label.kind == "sizes" or label.counts or view.values[0].dtype == tf.variant
+    passes = is_partial(label) or label.kind == "sizes" or view.values[0].dtype == tf.variant
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
-_SAME: Any = {
-    "numbers": move_elements(lambda call, x: x),
-    "bounds": keep_bounds(),
-    "progression": keep_progression,
-}
-_SAME |= {"label": _label_copy, "linear": SUM, "keeps_order": True}
-_PASSED: Any = {**_SAME, "positions": True, "keeps_stored": True, "part": _part_of_each}
+_SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
+_SAME |= {"label": _label_copy, "moves": 0, "copies": True}
+_PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
@@ -74,7 +57,6 @@ add_rows(
     label=lambda view: ([None] * len(view.labels), list(view.labels)),
     shape=lambda call: [value.shape for value in call.values],
     linear=SUM,
-    positions=True,
 )
 
 
@@ -88,7 +70,7 @@ def _label_cast(view: View) -> Ruling | None:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM:
         return ([None], [label]) if exact else view.gather()
-    if not (label.kind == "sizes" or label.counts):
+    if label.kind != "sizes":
         return None
     # The sum of what was rounded is not the rounded sum.
     return view.gather() if target == tf.bool or target.size < 4 else ([None], [label])
@@ -116,7 +98,7 @@ _CAST: Any = {
     "bounds": _bound_cast,
     "progression": keep_progression,
 }
-_add("Cast", **_CAST, linear=SUM, positions=True, keeps_stored=True, part=_part_of_each)
+_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=make_part(terms_of_broadcast))
 
 
 def _label_ensure_shape(view: View) -> Ruling:
@@ -127,11 +109,11 @@ def _label_ensure_shape(view: View) -> Ruling:
 
 def _label_like(view: View) -> Ruling:
     label = view.labels[0]
-    return [None], [label._replace(counts=None) if is_sharded(label) else REPLICATED]
+    return [None], [label if is_sharded(label) else REPLICATED]
 
 
-add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), bounds=keep_bounds())
-_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "positions": True, "of_sizes": True}
+add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), moves=0)
+_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "of_sizes": True}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 
@@ -145,11 +127,6 @@ def _label_negative(view: View) -> Ruling | None:
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])
 
 
-def _bound_difference(call: Call) -> Interval:
-    (low, high), (least, most) = (value.interval for value in call.values)
-    return low - most, high - least
-
-
 def _bound_negative(call: Call) -> Interval:
     low, high = call.values[0].interval
     return -high, -low
@@ -157,10 +134,10 @@ def _bound_negative(call: Call) -> Interval:
 
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
 _SUM |= {"progression": add_progressions}
-_add("AddV2", **_SUM, adds=True, part=_part_of_each)
+_add("AddV2", **_SUM, adds=True, part=make_part(terms_of_broadcast))
 _add("Add", **_SUM)
-_add("AddN", label=_label_copy, linear=SUM, adds=True, part=_part_of_each)
-_add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=_bound_difference)
+_add("AddN", label=_label_copy, linear=SUM, adds=True, part=make_part(terms_of_broadcast))
+_add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
 _add(
     "Neg",
     label=_label_negative,
@@ -184,7 +161,7 @@ def _bound_quotient(call: Call) -> Interval:
 
 
 _PRODUCT: Any = {"linear": PRODUCT, "bounds": combine_bounds(_bound_product)}
-_SCALED: Any = {"part": _part_of_each, "scalar_scales": True}
+_SCALED: Any = {"part": make_part(terms_of_broadcast), "scalar_scales": True}
 _add("Mul", **_PRODUCT, **_SCALED, numbers=compute_each(_multiply), progression=multiply_progression)
 _add("MulNoNan", **_PRODUCT)
 _add("RealDiv", linear=FIRST, bounds=_bound_quotient, **_SCALED)
@@ -221,8 +198,8 @@ def _terms_of_comparison(call: Call) -> Terms:
     return terms_of_broadcast(call)
 
 
-add_rows("Equal", terms=_terms_of_comparison, numbers=compute_each(equal))
-add_rows("NotEqual", terms=_terms_of_comparison, numbers=compute_each(lambda x, y: negate(equal(x, y))))
+_add("Equal", terms=_terms_of_comparison, numbers=compute_each(equal))
+_add("NotEqual", terms=_terms_of_comparison, numbers=compute_each(lambda x, y: negate(equal(x, y))))
 _add("LessEqual", numbers=compute_each(at_most))
 _add("GreaterEqual", numbers=compute_each(lambda x, y: at_most(y, x)))
 _add("Less", numbers=compute_each(lambda x, y: negate(at_most(y, x))))

@@ -1,6 +1,7 @@
 """Gathers and scatters, one-hot codes, segments, tables, data-dependent choices.
 
-Each replica can count positions that are computed from the batch size from its own first sample.
+Positions count from the first sample of the batch. Where a replica has a part of what they name, `copy` counts them from its
+own first sample.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,39 +10,69 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..conversions import where
+from ..conversions import Replica, extent_of, find_in_part, find_start, where
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
     Label,
+    Labels,
     are_together,
     is_partial,
     is_sharded,
     label_sharded,
-    label_within,
     sizes,
 )
-from ..sizes.intervals import Interval
-from ..sizes.positions import counts_samples, stays_in_parts
+from ..sizes.bounds import Interval
+from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows, is_any, row_of
-from .terms import FIRST, Terms
+from .terms import FIRST, Terms, make_part
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
     """Return whether the second input has positions of samples along the sharded axis of the first one."""
-    params, indices = view.labels[:2]
+    params = view.labels[0]
     plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
-    return plain and is_sharded(indices) and view.shape()[axis] == indices.counts
+    return plain and view.mesh.of_batch and are_chosen(view.values[1], view.shape()[axis])
+
+
+def _count_in_parts(
+    number: int, find_axis: Callable[[Call], int], data: int | None = None, count: int = 0
+) -> Any:
+    """Return the `copy` of an operation with positions, the input of this number, along an axis of `data` or the output.
+
+    Where replicas have parts of this axis, it counts from the start of this one's part. Entries at positions of other parts
+    are 0. There are none of these where the positions are in parts, too. The input `count` begins with the output's extent.
+    """
+
+    def copy(
+        call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+    ) -> Any:
+        divided = made if data is None else call.values[data].labels
+        axis = find_axis(call) if any(map(is_sharded, divided)) else None
+        around = zip(divided, call.values[number].labels, places)
+        part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
+        if part is None or axis is None:
+            return make(given)
+        extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis)
+        inside = is_sharded(part[1])
+        own = find_in_part(given[number], extent, part[2], inside)
+        if inside or data is None:
+            return make([*given[:number], own, *given[number + 1 :]])
+        behind = [tf.newaxis] * (call.rank(data) - 1 - axis)
+        found = make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
+        return [where((own != -1)[(..., *behind)], each) for each in found]
+
+    return copy
 
 
 def _find_gathered(call: Call) -> Terms:
-    batch, names, (axis,) = call.attr("batch_dims"), name_axes(call.rank()), call.axes(2)
+    batch, names, (axis,) = call.attr("batch_dims"), call.names(), call.axes(2)
     indices = names[:batch] + name_axes(call.rank(1) - batch, len(names))
     return Terms([names, indices], [names[:axis] + indices[batch:] + names[axis + 1 :]], names[axis])
 
@@ -52,13 +83,11 @@ def _label_gather(view: View) -> Ruling | None:
     extent = view.shape()[axis]
     if is_sharded(params) and params.axis == axis:
         if (rank, batch) == (1, 0) and counts_samples(view.values[1], extent):
-            return [None, label_sharded(0, counts=extent), REPLICATED], [params]  # all of them, in order
+            return [None, label_sharded(0), REPLICATED], [params]  # all of them, in order
         if _is_in_parts(view, batch, axis, extent):
-            return [None, label_within(extent), REPLICATED], [PARTIAL_SUM]
+            return [None, REPLICATED, REPLICATED], [PARTIAL_SUM]
     if not batch and _chooses_samples(view, axis):
         return [None, None, REPLICATED], [label_sharded(axis, chosen=indices.chosen)]
-    if is_sharded(indices) and indices.counts:
-        raise Unknown
     return None
 
 
@@ -86,35 +115,23 @@ def _bound_positions(call: Call) -> dict[int, Interval]:
     return {1: (0, extent - 1)} if isinstance(extent, int) else {}
 
 
-def _copy_lookup(
-    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
-) -> list[Any]:
-    """Return the entries that a part of a table has; 0 for those of other parts."""
-    if not any(label.kind == "within" for label in values[1].labels):
-        return make(given)
-    table, rows, axis = given
-    behind = (table.shape.rank or 0) - 1 - int(tf.get_static_value(axis)) % (table.shape.rank or 1)
-    found = make([table, tf.where(rows == -1, tf.zeros_like(rows), rows), axis])
-    return [where((rows != -1)[(..., *[tf.newaxis] * behind)], each) for each in found]
-
-
 _LOOKUP: Any = {"terms": _find_gathered, "label": _label_gather, "linear": FIRST, "scales": is_any}
-_LOOKUP |= {"asserts": _bound_positions, "copy": _copy_lookup, "positions": True}
+_LOOKUP |= {"asserts": _bound_positions, "copy": _count_in_parts(1, lambda call: call.axes(2)[0], data=0)}
 add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
 
 
 def _find_rows(call: Call) -> Terms:
     """Return the terms of a lookup in a variable."""
-    names, rank = name_axes(call.rank(1)), require(call.op.outputs[0].shape.rank)
-    return Terms([None, names], [name_axes(rank)])
-
-
-def _find_looked_up(call: Call) -> Terms:
-    names = name_axes(call.rank(1))
-    return Terms([None, names], [names])
+    return Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))])
 
 
 add_rows("ResourceGather", terms=_find_rows)
+
+
+def _find_looked_up(call: Call) -> Terms:
+    return Terms([None, call.names(1)], [call.names(1)])
+
+
 add_rows("LookupTableFindV2", terms=_find_looked_up, harmless=True)
 
 
@@ -124,8 +141,8 @@ def _label_gather_nd(view: View) -> Ruling:
         return [None, None], [label_sharded(0, chosen=indices.chosen)]
     extent = view.shape()[0]
     if params == indices == label_sharded(0) and counts_samples(view.values[1], extent, column=True):
-        return [None, label_sharded(0, counts=extent, column=True)], [label_sharded(0)]
-    if is_sharded(indices) and not indices.counts and indices.axis < view.rank(1) - 1:
+        return [None, label_sharded(0)], [label_sharded(0)]
+    if is_sharded(indices) and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
     raise Unknown
 
@@ -135,7 +152,9 @@ def _find_entries(call: Call) -> Shapes:
     return [lead + call.shape()[count:]] if isinstance(count, int) else []
 
 
-add_rows("GatherNd", label=_label_gather_nd, shape=_find_entries, positions=True)
+add_rows(
+    "GatherNd", label=_label_gather_nd, shape=_find_entries, copy=_count_in_parts(1, lambda call: 0, data=0)
+)
 
 
 def _label_scatter(view: View) -> Ruling:
@@ -144,11 +163,13 @@ def _label_scatter(view: View) -> Ruling:
         return [None, None, REPLICATED], [PARTIAL_SUM]
     extent = view.out_shape()[0]
     if indices == updates == label_sharded(0) and counts_samples(view.values[0], extent, column=True):
-        return [label_sharded(0, counts=extent, column=True), None, sizes(0)], [label_sharded(0)]
+        return [label_sharded(0), None, sizes(0)], [label_sharded(0)]
     raise Unknown
 
 
-add_rows("ScatterNd", label=_label_scatter, shape=shape_in(2))
+add_rows(
+    "ScatterNd", label=_label_scatter, shape=shape_in(2), copy=_count_in_parts(0, lambda call: 0, count=2)
+)
 
 
 def _label_scatter_into(view: View) -> Ruling:
@@ -163,28 +184,14 @@ add_rows("TensorScatterUpdate TensorScatterMax TensorScatterMin MatrixSetDiagV3"
 add_rows("InvertPermutation", shape=keep_shape(), numbers=move_elements(lambda call, x: np.argsort(x), 0))
 
 
-def _find_diagonals(call: Call) -> Terms:
-    if any(call.fixed(n).ravel().tolist() != [default] for n, default in ((1, 0), (2, -1), (3, -1))):
-        raise Unknown
-    names = name_axes(call.rank() + 1)
-    return Terms([names[:-1]], [names], names[-2:], new={names[-1]: call.shape()[-1]})
-
-
-add_rows("MatrixDiagV3", terms=_find_diagonals)
-
-
 def _find_codes(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
-    return Terms([names], [names[:at] + more + names[at:]], new={more: call.item(1)})
+    return Terms([names], [names[:at] + more + names[at:]], new={more: call.item(1)}, sizes={1: more})
 
 
-def _part_of_codes(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    at = call.attr("axis") % len(output.shape)
-    return [label_within(output.shape[at]), sizes(0), None, None] if at == want.axis else None
-
-
-add_rows("OneHot", terms=_find_codes, part=_part_of_codes)
+_codes = _count_in_parts(0, lambda call: call.attr("axis") % (call.rank() + 1), count=1)
+add_rows("OneHot", terms=_find_codes, part=make_part(_find_codes), copy=_codes)
 
 _SEGMENTS = {
     "UnsortedSegmentSum": PARTIAL_SUM, "UnsortedSegmentMax": PARTIAL_MAX, "UnsortedSegmentMin": PARTIAL_MIN,
@@ -193,20 +200,17 @@ _SEGMENTS = {
 
 def _label_segments(view: View) -> Ruling:
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
-    if data.counts:
-        raise Unknown
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.keep(data._replace(axis=data.axis - rank + 1))
     wants = view.align(data, {1: require(data.axis if data.axis < rank and not is_partial(ids) else None)})
-    if not ids.counts and not view.depends_on_batch():
+    if not view.depends_on_batch():
         return [*wants[:2], REPLICATED], [_SEGMENTS[view.type]]
     extent = require(view.out_shape()[0] if rank == 1 and data.blocks == 1 else None)
-    if ids.counts == extent:  # the backward pass of a choice of samples
-        return [None, None, sizes(0)], [label_sharded(0)]
-    can_be_nan = view.values[0].dtype.is_floating
-    if ids.counts or data.chosen or not can_be_nan or not stays_in_parts(view.values[1], extent):
+    chosen = are_chosen(view.values[1], extent)  # the backward pass of a choice of samples
+    stays = view.values[0].dtype.is_floating and stays_in_parts(view.values[1], extent)
+    if not chosen and (data.chosen or not stays):
         raise Unknown
-    return [None, label_sharded(0, counts=extent), sizes(0)], [label_sharded(0)]
+    return [None, label_sharded(0, chosen=data.chosen), sizes(0)], [label_sharded(0)]
 
 
 def _find_segments(call: Call) -> Shapes:
@@ -214,29 +218,29 @@ def _find_segments(call: Call) -> Shapes:
 
 
 def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    return [None, label_within(output.shape[0]), sizes(0)] if want.axis == 0 else None
+    return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
 
 
-def _copy_segments(
-    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
-) -> list[Any]:
+_count_segments = _count_in_parts(1, lambda call: 0, count=2)
+
+
+def _copy_segments(call: Call, made: Labels, given: list[Any], places: Any, make: Callable[..., Any]) -> Any:
     """Return the sums, or NaN where a sample's entries are outside of this replica's part.
 
     A lookup has proved that none are, but on a GPU a lookup out of bounds is no error.
     """
-    (found,), label = make(given), values[1].label
-    if not label.counts or label.chosen or not found.dtype.is_floating:
-        return [found]
-    outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
-    return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
+
+    def make_checked(given: list[Any]) -> list[Any]:
+        (found,) = make(given)
+        outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
+        return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
+
+    ids = call.values[1].label
+    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(made[0])
+    return _count_segments(call, made, given, places, make_checked if looked_up else make)
 
 
-_ROW: Any = {
-    "label": _label_segments,
-    "shape": _find_segments,
-    "positions": True,
-    "copy": _copy_segments,
-}
+_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
 add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
@@ -259,9 +263,10 @@ add_rows("DenseBincount", label=_label_bins, shape=_find_bins)
 
 
 def _find_origin(tensor: Any) -> Any:
-    """Return the tensor that is true in the same places, before changes of shape."""
-    while row_of(tensor.op).keeps_order or (
-        tensor.op.type == "Cast" and tensor.op.inputs[0].dtype == tf.bool
+    """Return the tensor that is true in the same places, before changes of shape and type that keep numbers in order."""
+    while row_of(tensor.op).progression is keep_progression and tensor.op.inputs[0].dtype in (
+        tensor.dtype,
+        tf.bool,
     ):
         tensor = tensor.op.inputs[0]
     return tensor
@@ -272,17 +277,17 @@ def _label_where(view: View) -> Ruling:
         raise Unknown
     extent = require(view.shape()[0])
     chosen = id(view.value_of(_find_origin(view.op.inputs[0]))), extent  # where the same is true
-    return [None], [label_sharded(0, chosen=chosen, counts=extent)]
+    return [None], [label_sharded(0, chosen=chosen)]
 
 
-def _copy_where(values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]) -> list[Any]:
-    """Return the positions, and note at which entry of the batch those of this replica begin."""
-    made, label = make(given), values[-1].label
-    if label.counts:
-        extent, held = tf.size(given[0], tf.int64), tf.cast(replica.held, tf.int64)
-        first = extent * tf.cast(replica.samples_before, tf.int64) // held
-        replica.first_positions[label.chosen] = first
-    return made
+def _copy_where(
+    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
+) -> Any:
+    """Return the positions in the batch."""
+    (found,) = make(given)
+    divided = is_sharded(made[0])
+    return [found + find_start(extent_of(given[0], 0), found.dtype, places[0]) if divided else found]
 
 
-add_rows("Where", label=_label_where, copy=_copy_where)
+_WHERE: Any = {"label": _label_where, "progression": lambda call, shape: CHOSEN if call.rank() == 1 else None}
+add_rows("Where", **_WHERE, copy=_copy_where)

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import REPLICATED, is_sharded
+from ..labels import is_sharded
 from ..sizes.positions import put_in_column
 from ..sizes.size import Extent, quotient
 from ..sizes.size_arrays import Unknown, as_sizes
-from .call import Call, Ruling, Shapes, View, name_axes
+from .call import Call, Ruling, View, name_axes
 from .number_rules import numbers_of
 from .row import add_rows
 from .terms import SUM, Terms
@@ -20,7 +20,7 @@ def _sum_extents(*extents: Extent) -> Extent:
 
 def _find_padded(call: Call) -> Terms:
     """Return the terms of a padding: the axes that it pads are mixed, and new."""
-    names, more = name_axes(call.rank()), call.constant(1).tolist()
+    names, more = call.names(), call.constant(1).tolist()
     others, sign = name_axes(len(names), len(names)), -1 if call.type == "MirrorPadGrad" else 1
     padded = [n for n, row in enumerate(more) if row != [0, 0]]
     extents = {
@@ -36,23 +36,22 @@ add_rows("PadV2 MirrorPad MirrorPadGrad", terms=_find_padded)
 
 
 def _find_joined(call: Call) -> Terms:
-    """Return the terms of a concatenation, whose axis is mixed, and new; `_label_concat` keeps blocks of samples there."""
-    count, names = len(call.values) - 1, name_axes(call.rank())
-    (axis,), mixed = call.axes(count), name_axes(count + 1, len(names))
-    terms = [names[:axis] + each + names[axis + 1 :] for each in mixed]
-    extent = _sum_extents(*(call.shape(number)[axis] for number in range(count)))
-    return Terms(terms[:-1], terms[-1:], mixed, new={mixed[-1]: extent})
+    """Return the terms of a concatenation: parts with equal extents are repetitions of an axis, else it is mixed."""
+    count, names = len(call.values) - 1, call.names()
+    (axis,), (whole, *others) = call.axes(count), name_axes(count + 1, len(names))
+    extents = [call.shape(number)[axis] for number in range(count)]
+    alike = all(extent == extents[0] for extent in extents)
+    terms = [names[:axis] + (names[axis] if alike else each) + names[axis + 1 :] for each in others]
+    cuts = {whole: (names[axis], 0)} if alike else {}
+    joined, mixed = names[:axis] + whole + names[axis + 1 :], "" if alike else "".join(others)
+    return Terms(terms, [joined], mixed, new={whole: _sum_extents(*extents)}, cuts=cuts)
 
 
-def _label_concat(view: View) -> Ruling | None:
-    parts = view.labels[:-1]
-    axis = int(view.fixed(len(parts))) % max(view.out_rank(), 1)
-    if not any(is_sharded(label) and label.axis == axis for label in parts):
-        return None
-    first, extents = parts[0], {view.shape(number)[axis] for number in range(len(parts))}
-    if first.chosen or len(extents) > 1 or any(label != first for label in parts):
-        raise Unknown
-    return [*[None] * len(parts), REPLICATED], [first._replace(blocks=first.blocks * len(parts))]
+def _label_joined(view: View) -> Ruling | None:
+    """Gather samples that are joined with others: what is the same everywhere is not cut for it."""
+    parts, (axis,) = view.labels[:-1], view.axes(len(view.labels) - 1)
+    along = any(is_sharded(label) and label.axis == axis for label in parts)
+    return view.gather() if along and any(label != parts[0] for label in parts) else None
 
 
 def _concat_numbers(call: Call, number: int) -> np.ndarray:
@@ -61,11 +60,11 @@ def _concat_numbers(call: Call, number: int) -> np.ndarray:
 
 
 _JOIN: Any = {"linear": SUM, "progression": put_in_column}
-add_rows("ConcatV2", terms=_find_joined, label=_label_concat, numbers=_concat_numbers, **_JOIN)
+add_rows("ConcatV2", terms=_find_joined, label=_label_joined, numbers=_concat_numbers, **_JOIN)
 
 
 def _find_packed(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     at, more = call.attr("axis") % (len(names) + 1), name_axes(1, len(names))
     return Terms([names] * len(call.values), [names[:at] + more + names[at:]], new={more: len(call.values)})
 
@@ -85,7 +84,7 @@ add_rows("Pack", terms=_find_packed, label=_label_pack, numbers=_pack_numbers, *
 
 
 def _find_unpacked(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     axis = call.attr("axis") % len(names)
     return Terms([names], [names[:axis] + names[axis + 1 :]] * call.count, names[axis])
 
@@ -102,7 +101,7 @@ def _find_inputs(call: Call) -> tuple[int, int]:
     return (1, 0) if call.type == "Split" else (0, 2)
 
 
-def _find_split(call: Call) -> Shapes:
+def _find_split(call: Call) -> Terms:
     data, where = _find_inputs(call)
     shape, (axis,) = call.shape(data), call.axes(where, data)
     sizes = [quotient(shape[axis], call.count)] * call.count
@@ -111,17 +110,10 @@ def _find_split(call: Call) -> Shapes:
         rest = _sum_extents(*(size for size in given if size != -1))
         rest = None if None in (shape[axis], rest) else shape[axis] - rest  # type: ignore[operator]
         sizes = [rest if size == -1 else size for size in given]
-    return [[*shape[:axis], size, *shape[axis + 1 :]] for size in sizes]
-
-
-def _label_split(view: View) -> Ruling:
-    data, where = _find_inputs(view)
-    label = view.samples(data)
-    if view.axes(where, data)[0] != label.axis:
-        return view.keep(label, data)
-    if view.type != "Split" or label.blocks % view.count:
-        raise Unknown
-    return view.keep(label._replace(blocks=label.blocks // view.count), data)
+    names, parts = name_axes(len(shape)), name_axes(call.count, len(shape))
+    cuts = {part: (names[axis], _sum_extents(*sizes[:number])) for number, part in enumerate(parts)}
+    outputs = [names[:axis] + part + names[axis + 1 :] for part in parts]
+    return Terms([*[None] * data, names], outputs, new=dict(zip(parts, sizes)), cuts=cuts)
 
 
 def _split_numbers(call: Call, number: int) -> np.ndarray:
@@ -134,7 +126,7 @@ def _split_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.split(numbers_of(call.values[data]), parts, int(call.fixed(where)))[number])
 
 
-_SPLIT: Any = {"label": _label_split, "shape": _find_split, "numbers": _split_numbers}
+_SPLIT: Any = {"terms": _find_split, "numbers": _split_numbers}
 add_rows("Split", moves=1, **_SPLIT)
 add_rows("SplitV", moves=0, **_SPLIT)
 

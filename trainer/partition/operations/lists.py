@@ -1,86 +1,82 @@
-"""Lists of tensors, which loops stack for their backward pass: the label of a list is that of its elements."""
+"""Lists of tensors, which loops stack for their backward pass.
 
-from collections.abc import Callable
+Shape and label of a list are those of its elements, stacked along a first axis.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..labels import EMPTY, REPLICATED, Label, Labels, is_sharded, sizes
-from ..program import Value
-from ..sizes.size import Shape, is_open
-from ..sizes.size_arrays import Unknown, extents_of, merge_shapes, of_one_sample
-from .call import Call, Ruling, Shapes, View, Wants, keep_shape
-from .row import add_rows, row_of
+from ..labels import EMPTY, REPLICATED, Label, is_sharded, sizes
+from ..sizes.size import Extent, Shape, is_open
+from ..sizes.size_arrays import extents_of, merge_shapes, of_one_sample
+from .call import Call, Ruling, Shapes, View, Wants
+from .row import add_rows
 
 
-def describe_list(call: Call, labels: Labels) -> Value:
-    """Return the known properties of the elements of a list after an operation; its shape begins with their number."""
-    held, row = _find_held(call), row_of(call.op)
-    shape, elements = (None, None) if held is None else (held.shape, held.elements)
-    if row.describe is not None:
-        shape, elements = row.describe(call)
-    elif shape is not None and not (row.keeps_order or row.adds or row.of_sizes):
-        shape = [None, *shape[1:]]
-    return Value(tf.variant, shape, labels, elements=elements)
+def _add(types: str, inputs: str, outputs: str, **fields: Any) -> None:
+    """Add rows of operations on lists, with a word for each input and output.
+
+    A "*" stands for the axes of an element. A letter before it is another axis: "a" is that of a list, and "+" has one entry
+    more. A "#" stands for the shape of an element, and "-" for all else.
+    """
+    words, made = inputs.split(), outputs.split()
+    begins = {number: len(word) - 1 for number, word in enumerate(words) if word.endswith("*")}
+
+    def label(view: View) -> Ruling:
+        if len(view.labels) > len(words) or view.count > len(made):
+            return view.gather()
+        wants: Wants = [None if number in begins else REPLICATED for number in range(len(view.labels))]
+        lead = next((number for number in begins if view.labels[number] != EMPTY), None)
+        if lead is None:
+            lists = [tensor.dtype == tf.variant for tensor in view.op.outputs]
+            return wants, [EMPTY if is_list else REPLICATED for is_list in lists]
+        element = _move(view.labels[lead], -begins[lead])
+        if is_sharded(element) and element.axis < 0:
+            return view.gather()
+        for number, word in enumerate(words):
+            if number in begins and view.labels[number] != EMPTY:
+                wants[number] = _move(element, begins[number])
+            elif word.endswith("#") and is_sharded(element) and view.rank(number) == 1:
+                axis = element.axis + len(word) - 1
+                known = not element.chosen and of_one_sample(view.values[number].constant, axis)
+                wants[number] = sizes(axis) if known else _open(axis)
+        return wants, [_move(element, len(word) - 1) if "*" in word else REPLICATED for word in made]
+
+    def find_shapes(call: Call) -> Shapes:
+        element = _merge_elements(call, begins)
+        if element is None:
+            return []
+        known: dict[str, Extent] = {}
+        for word, value in zip(words, call.values):
+            known.update(zip("" if "#" in word else word.strip("*"), value.shape or ()))
+        if "resize_if_index_out_of_bounds" in call.op.node_def.attr and call.attr(
+            "resize_if_index_out_of_bounds"
+        ):
+            known.pop("a", None)
+        known["+"] = None if known.get("a") is None else known["a"] + 1  # type: ignore[operator]
+        return [[*map(known.get, word[:-1]), *element] if "*" in word else None for word in made]
+
+    add_rows(types, **{"label": label, "shape": find_shapes, **fields})
 
 
-def _find_held(call: Call) -> Value | None:
-    """Return the list that is the first input."""
-    return call.values[0] if call.values and call.values[0].dtype == tf.variant else None
+def _merge_elements(call: Call, begins: Mapping[int, int]) -> Shape:
+    """Return the shape of elements, without the extents in which inputs differ; axes of each begin after some others."""
+    held = [(value.shape, begin) for value, begin in zip(call.values, map(begins.get, range(len(call.values))))
+            if begin is not None and value.label != EMPTY]  # fmt: skip
+    first, *others = [None if shape is None else shape[begin:] for shape, begin in held] or [None]
+    for other in others:
+        first = merge_shapes(first, other)
+    return first
 
 
-def _describe_put(number: int) -> Any:
-    """Return what a list holds after its input of this number was put into it."""
-
-    def describe(call: Call) -> tuple[Shape, Any]:
-        held, item = _find_held(call), call.values[number]
-        elements = item.constant if _holds_only(held, item.constant) else None
-        count, before = (held.shape[0], held.shape[1:]) if held is not None and held.shape else (None, None)
-        element = item.shape if held is None or held.label == EMPTY else merge_shapes(before, item.shape)
-        grows = number == 2 and call.attr("resize_if_index_out_of_bounds")
-        after = None if grows or count is None else count + (number == 1)
-        shape = None if element is None else [after, *element]
-        return shape, elements
-
-    return describe
-
-
-def _describe_scatter(call: Call) -> tuple[Shape, Any]:
-    held, shape = _find_held(call), call.values[1].shape
-    rows = shape and [None, *shape[1:]]
-    return rows if held is None or held.label == EMPTY else merge_shapes(held.shape, rows), None
-
-
-def _describe_rows(*lead: None, kept: int = 1) -> Any:
-    """Return what a list holds that an operation makes of a tensor: `lead` stands for its first axes, but for `kept`."""
-
-    def describe(call: Call) -> tuple[Shape, Any]:
-        shape = call.values[0].shape
-        return shape and [*lead, *shape[kept:]], None
-
-    return describe
-
-
-def _describe_new(call: Call) -> tuple[Shape, Any]:
-    length = 0 if call.type == "EmptyTensorList" else call.item(1)
-    return [length, *(extents_of(call.values[0].constant) or ())], None
-
-
-def _holds_only(held: Value | None, constant: np.ndarray | None) -> bool:
-    """Return whether a list only holds one constant."""
-    if held is None or held.label == EMPTY or constant is None or held.elements is None:
-        return held is not None and held.label == EMPTY
-    return np.array_equal(held.elements, constant)
-
-
-def _label_new(view: View) -> Ruling:
-    wants: Wants = [None] * len(view.labels)
-    extents = view.values[0].constant
-    varying = [] if extents is None else [n for n, extent in enumerate(extents.ravel()) if is_open(extent)]
-    if varying:
-        wants[0] = _open(varying[0])
-    return wants, [EMPTY]
+def _move(label: Label, count: int) -> Label:
+    """Return the label of elements after so many more axes."""
+    if is_sharded(label):
+        return label._replace(axis=label.axis + count)
+    return REPLICATED if label.kind == "sizes" else label
 
 
 def _open(axis: int) -> Label:
@@ -88,110 +84,46 @@ def _open(axis: int) -> Label:
     return sizes(axis, chosen="any")
 
 
-def _describe_optional(call: Call) -> tuple[Shape, Any]:
-    return call.values[0].shape if len(call.values) == 1 else None, None
+def _hold(number: int) -> Any:
+    """Return the constant of all elements after the input of this number was put into a list; None: there is none."""
+
+    def find_elements(call: Call) -> Any:
+        held, constant = call.values[0], call.values[number].constant
+        alike = held.label == EMPTY or (held.elements is not None and np.array_equal(held.elements, constant))  # type: ignore[arg-type]
+        return constant if alike else None
+
+    return find_elements
 
 
-def _label_optional(view: View) -> Ruling:
-    if len(view.labels) > 1 or view.count > 1:
-        return view.gather()
-    label = REPLICATED if view.labels[0].kind == "sizes" else view.labels[0]._replace(counts=None)
-    return [None if label == view.labels[0] else label], [label]
+def _keep_elements(call: Call) -> Any:
+    return call.values[0].elements
 
 
-def _label_from_tensor(view: View) -> Ruling:
-    label = view.labels[0]
-    wants: Wants = [REPLICATED] * len(view.labels)
-    wants[0] = None
-    if not is_sharded(label):
-        return wants, [label]
-    if label.axis == 0 or label.counts:
-        return view.gather()
-    axis, shape = (
-        label.axis - (view.type != "TensorListSplit"),
-        2 if view.type == "TensorListScatterV2" else 1,
-    )
-    wants[shape] = _open(axis) if view.rank(shape) == 1 else None
-    return wants, [label._replace(axis=axis)]
+def _label_new(view: View) -> Ruling:
+    extents = view.values[0].constant
+    varying = [] if extents is None else [n for n, extent in enumerate(extents.ravel()) if is_open(extent)]
+    return [*map(_open, varying[:1]), *[None] * (len(view.labels) - len(varying[:1]))], [EMPTY]
 
 
-def _label_put(view: View) -> Ruling:
-    item = 1 if view.type == "TensorListPushBack" else 2
-    held, label = view.labels[0], view.labels[item]
-    goal = label._replace(counts=None) if held == EMPTY else held
-    if goal.kind == "sizes":
-        goal = REPLICATED
-    wants: Wants = [None] * len(view.labels)
-    wants[item] = goal
-    return wants, [goal]
+def _find_new(call: Call) -> Shapes:
+    length = 0 if call.type == "EmptyTensorList" else call.item(1)
+    return [[length, *(extents_of(call.values[0].constant) or ())]]
 
 
-def _label_scatter(view: View) -> Ruling:
-    held, label = view.labels[:2]
-    if is_sharded(label) and (label.axis == 0 or label.counts):
-        return view.gather()
-    goal = label._replace(axis=label.axis - is_sharded(label)) if held == EMPTY else held
-    return [None, goal._replace(axis=goal.axis + is_sharded(goal)), REPLICATED], [goal]
-
-
-def _element_of(held: Label) -> Label:
-    return REPLICATED if held == EMPTY else held
-
-
-def _stack(held: Label) -> Label:
-    element = _element_of(held)
-    return element._replace(axis=element.axis + 1) if is_sharded(element) else element
-
-
-def _take(
-    *made: Callable[[Label], Label], shape: Any = None, shaped: bool = True, **fields: Any
-) -> dict[str, Any]:
-    """Return a row of what is taken from a list, with the labels `made` of its label.
-
-    `shape` is that of the outputs from the list's; with `shaped` the last input is the shape of an element.
-    """
-
-    def label(view: View) -> Ruling:
-        held, last = view.labels[0], len(view.labels) - 1
-        wants: Wants = [None] * len(view.labels)
-        if shaped and is_sharded(held) and view.rank(last) == 1:
-            known = not held.chosen and of_one_sample(view.values[last].constant, held.axis)
-            wants[last] = sizes(held.axis) if known else _open(held.axis)
-        return wants, [each(held) for each in made]
-
-    def find_shapes(call: Call) -> Shapes:
-        if shape is None or _find_held(call) is None or call.values[0].label == EMPTY:
-            raise Unknown
-        return shape(call, call.shape())
-
-    return {"label": label, "shape": find_shapes, **fields}
-
-
-def _label_joined(view: View) -> Ruling:
-    label = view.labels[0]
-    if is_sharded(label) and label.axis == 0:
-        return view.gather()
-    has_shape = is_sharded(label) and view.rank(1) == 1
-    return [None, _open(label.axis) if has_shape else None, None], [label, REPLICATED]
-
-
-_NEW: Any = {"label": _label_new, "describe": _describe_new, "fills": True}
-_OPTIONAL: Any = {"label": _label_optional, "harmless": True}
-add_rows("TensorListReserve EmptyTensorList", **_NEW)
+add_rows("TensorListReserve EmptyTensorList", label=_label_new, shape=_find_new, fills=True)
 add_rows("OptionalNone", label=lambda view: ([], [EMPTY]), fills=True, harmless=True)
-add_rows("OptionalFromValue", **_OPTIONAL, describe=_describe_optional, positions=True)
-add_rows("OptionalGetValue", **_OPTIONAL, shape=keep_shape())
-add_rows("TensorListFromTensor", label=_label_from_tensor, describe=_describe_rows(kept=0))
-add_rows("TensorListScatterV2", label=_label_from_tensor, describe=_describe_rows(None))
-add_rows("TensorListSplit", label=_label_from_tensor, describe=_describe_rows(None, None))
-add_rows("TensorListPushBack", label=_label_put, describe=_describe_put(1), positions=True)
-add_rows("TensorListSetItem", label=_label_put, describe=_describe_put(2), positions=True)
-add_rows("TensorListScatterIntoExistingList", label=_label_scatter, describe=_describe_scatter)
-_popped = _take(lambda held: held, _element_of, shape=lambda call, shape: [None, shape[1:]])
-add_rows("TensorListPopBack", **_popped, numbers=lambda call, number: call.values[0].elements)
-add_rows("TensorListGetItem", **_take(_element_of, shape=lambda call, shape: [shape[1:]]))
-add_rows("TensorListStack", **_take(_stack, shape=lambda call, shape: [shape]))
-add_rows("TensorListGather", **_take(_stack, shape=lambda call, shape: [[*call.shape(1), *shape[1:]]]))
-add_rows("TensorListResize", **_take(lambda held: held, shaped=False))
-add_rows("TensorListLength TensorListElementShape", **_take(lambda held: REPLICATED, shaped=False))
-add_rows("TensorListConcatV2", label=_label_joined, shape=lambda call: [[None, *call.shape()[2:]]])
+_add("OptionalFromValue OptionalGetValue", "*", "*", harmless=True)
+_add("TensorListFromTensor", "a* #", "a*")
+_add("TensorListScatterV2", "b* - # -", "a*")
+_add("TensorListSplit", "b* d# -", "ad*")
+_add("TensorListPushBack", "a* *", "+*", elements=_hold(1))
+_add("TensorListSetItem", "a* - *", "a*", elements=_hold(2))
+_add("TensorListScatterIntoExistingList", "a* b* -", "c*")
+_popped: Any = {"numbers": lambda call, number: call.values[0].elements, "elements": _keep_elements}
+_add("TensorListPopBack", "a* #", "c* *", **_popped)
+_add("TensorListGetItem", "a* - #", "*")
+_add("TensorListStack", "a* #", "a*")
+_add("TensorListGather", "a* i #", "i*")
+_add("TensorListResize", "a* -", "c*", elements=_keep_elements)
+_add("TensorListLength TensorListElementShape", "a*", "-")
+_add("TensorListConcatV2", "ad* d# -", "e* -")

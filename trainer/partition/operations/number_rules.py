@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..sizes.size import if_known
-from ..sizes.size_arrays import Unknown, as_sizes
-from .call import Call
-from .row import MOST_ELEMENTS, Numbers
+from ..sizes.size_arrays import Unknown, as_sizes, plain
+from .call import Call, require
+from .row import MOST_ELEMENTS, Numbers, row_of
 
 add, subtract, multiply = (if_known(fn) for fn in (operator.add, operator.sub, operator.mul))
 
@@ -42,6 +42,12 @@ def move_elements(fn: Callable[..., Any], data: int = 1) -> Numbers:
         return as_sizes(fn(call, *map(numbers_of, call.values[:data]), *fixed))
 
     return rule
+
+
+def keep_elements(call: Call, number: int) -> np.ndarray:
+    """Return the numbers of the first input, which an operation keeps in their order."""
+    shape = row_of(call.op).find_shapes(call)[0]
+    return numbers_of(call.values[0]).reshape(require(plain(as_sizes(require(shape)))).tolist())
 
 
 def reduce_elements(fn: Callable[[Any, Any], Any], start: Any) -> Numbers:

@@ -6,7 +6,7 @@ from typing import Any
 from ..labels import PARTIAL_SUM
 from ..sizes.size import broadcast_extent
 from .call import Call, name_axes
-from .row import add_rows, is_factor
+from .row import COMPARES, add_rows, is_factor
 from .terms import PRODUCT, SUM, Terms
 
 
@@ -37,14 +37,14 @@ def _find_einsum_terms(call: Call) -> Terms:
     return Terms(terms, [result], "".join(terms) if twice else "", PARTIAL_SUM, join=broadcast_extent)
 
 
-_PRODUCT: Any = {"linear": PRODUCT, "scales": is_factor}
+_PRODUCT: Any = {"linear": PRODUCT, "scales": is_factor, "reason": COMPARES}
 add_rows("MatMul", terms=_find_matrix_terms("transpose_a", "transpose_b"), **_PRODUCT)
 add_rows("BatchMatMul BatchMatMulV2 BatchMatMulV3", terms=_find_matrix_terms("adj_x", "adj_y"), **_PRODUCT)
 add_rows("Einsum", terms=_find_einsum_terms, **_PRODUCT)
 
 
 def _find_bias_terms(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     channels = names[1 if call.attr("data_format") == "NCHW" else -1]
     return (
         Terms([names, channels], [names])

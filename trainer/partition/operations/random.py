@@ -5,30 +5,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..labels import OWN, REPLICATED, is_sharded, label_sharded, sizes
+from ..labels import OWN, REPLICATED, is_sharded
 from ..program import NeedsWhole
 from ..sizes.size_arrays import Unknown
-from .call import Call, Ruling, View, Wants, keep_shape, shape_in
-from .row import add_rows
+from .call import Call, Ruling, View, keep_shape, shape_in
+from .row import ORDERS, add_rows
 from .samples import of_each_sample
+from .shapes import find_filled
+from .terms import label_filled
 
+_FILLED = find_filled(0)
 _WITH_KEY = """
 StatelessRandomNormalV2 StatelessRandomUniformV2 StatelessTruncatedNormalV2 StatelessRandomUniformIntV2
 StatelessRandomUniformFullIntV2
 """
 
 
-def _label_draw_with_key(view: View) -> Ruling:
+def _label_draw_with_key(view: View) -> Ruling | None:
     if _comes_from_constants(view.op.inputs[1]):  # one device draws the same numbers in every step
         raise Unknown
-    label = view.labels[0]
-    wants: Wants = [REPLICATED] * len(view.labels)
-    if label.kind == "sizes" and label.chosen:
-        return [None, OWN, *wants[2:]], [label_sharded(label.axis, chosen=label.chosen)]
-    axis = view.samples_axis()
-    if axis is None or _shares_seed(view):
-        return wants, [REPLICATED]
-    return [sizes(axis), OWN, *wants[2:]], [label_sharded(axis)]
+    found = label_filled(view, _FILLED(view))
+    if found is None or (not found[1][0].chosen and _shares_seed(view)):
+        return view.gather()
+    found[0][1] = OWN
+    return found
 
 
 def _comes_from_constants(tensor: tf.Tensor) -> bool:
@@ -78,12 +78,7 @@ add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)
 
 
 def _label_draw(view: View) -> Ruling:
-    wants: Wants = [REPLICATED] * len(view.labels)
-    axis = view.samples_axis()
-    if axis is None:
-        return wants, [OWN]
-    wants[0] = sizes(axis)
-    return wants, [label_sharded(axis)]
+    return label_filled(view, _FILLED(view)) or label_shared_draw(view)
 
 
 def label_shared_draw(view: View) -> Ruling:
@@ -109,4 +104,4 @@ _PLAIN = "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
 add_rows(_PLAIN, label=_label_draw, shape=shape_in(0), **_DRAW)
 add_rows("RandomGamma RandomPoissonV2", shape=shape_in(0, 1), **_SHARED)
 add_rows("Multinomial", terms=of_each_sample(0, infers=True), **_SHARED)
-add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, **_SHARED)
+add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, reason=ORDERS, **_SHARED)

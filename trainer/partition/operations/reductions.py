@@ -6,22 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM, is_sharded
-from ..sizes.intervals import Interval, bound_by, keep_bounds, largest_count
+from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
+from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
 from ..sizes.size_arrays import product
-from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require
+from .call import Call, Ruling, View, keep_shape, name_axes
 from .number_rules import add, both, either, move_elements, reduce_elements
-from .row import add_rows
+from .row import ORDERS, add_rows
+from .samples import of_each_sample
 from .shares import divide_largest, divide_mean, divide_softmax
 from .terms import Terms
 
 
 def _find_terms(call: Call, reduced: Any = None, keeps: bool = False) -> Terms:
-    """Return the terms of a reduction: the axes that it drops are missing, those that it keeps have extent 1."""
-    names, axes = name_axes(call.rank()), call.axes(1)
-    out = "".join("1" if n in axes else name for n, name in enumerate(names) if keeps or n not in axes)
-    return Terms([names], [out], reduced=reduced)
+    """Return the terms of a reduction: the axes that it drops are missing, those that it keeps have extent 1.
+
+    It may not be known of an axis of a broadcast gradient whether it is summed.
+    """
+    names, more = call.names(), name_axes(call.rank(), call.rank())
+    sums = call.values[1].sums if keeps else ()
+    axes = () if sums else call.axes(1)
+    sums = sums or [axis in axes for axis in range(len(names))]
+    unknown = [axis for axis, summed in enumerate(sums) if summed is None]
+    ends = [("1" if keeps else "") if summed else name for name, summed in zip(names, sums)]
+    out = "".join(more[axis] if axis in unknown else end for axis, end in enumerate(ends))
+    mixed, new = "".join(names[axis] for axis in unknown), dict.fromkeys(more[axis] for axis in unknown)
+    return Terms([names], [out], mixed, reduced, new)
 
 
 def _add_reduction(name: str, reduced: Any = None, **fields: Any) -> None:
@@ -32,23 +42,6 @@ def _add_reduction(name: str, reduced: Any = None, **fields: Any) -> None:
         return _find_terms(call, None if rounds else reduced, call.attr("keep_dims"))
 
     add_rows(name, terms=find_terms, **fields)
-
-
-def _label_sum(view: View) -> Ruling | None:
-    label, sums = view.labels[0], view.values[1].sums
-    if not (sums and view.attr("keep_dims") and is_sharded(label)):
-        return None
-    return view.keep(PARTIAL_SUM if require(sums[label.axis]) else label)
-
-
-def _find_sum_shape(call: Call) -> Shapes | None:
-    """Return the shape of a sum over axes of which some are not known."""
-    sums = call.values[1].sums if call.attr("keep_dims") else ()
-    return (
-        [[None if summed is None else 1 if summed else n for n, summed in zip(call.shape(), sums)]]
-        if sums
-        else None
-    )
 
 
 def _bound_sum(call: Call) -> Interval:
@@ -75,13 +68,8 @@ def _label_product(view: View) -> Ruling | None:
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 
-_SUM: Any = {
-    "label": _label_sum,
-    "shape": _find_sum_shape,
-    "unchanged": _is_over_nothing,
-    "passes": [PARTIAL_SUM],
-}
-_add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), bounds=_bound_sum, **_SUM)
+_SUM: Any = {"bounds": _bound_sum, "unchanged": _is_over_nothing, "passes": [PARTIAL_SUM]}
+_add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), **_SUM)
 _add_reduction("Mean", PARTIAL_MEAN, label=_label_mean, bounds=keep_bounds(), rewrite=divide_mean)
 _add_reduction("Max", PARTIAL_MAX, passes=[PARTIAL_MAX], numbers=reduce_elements(largest, None))
 _add_reduction("Min", PARTIAL_MIN, passes=[PARTIAL_MIN], numbers=reduce_elements(smallest, None))
@@ -91,39 +79,28 @@ _add_reduction("Prod", label=_label_product, numbers=reduce_elements(lambda x, y
 _add_reduction("EuclideanNorm")
 add_rows("ArgMax", terms=_find_terms, rewrite=divide_largest)
 add_rows("ArgMin", terms=_find_terms)
-add_rows("L2Loss", terms=lambda call: Terms([name_axes(call.rank())], [""], reduced=PARTIAL_SUM))
-
-
-def _mix_last(count: int, new: bool = False, drops: bool = False) -> Callable[[Call], Terms]:
-    """Return the terms of an operation that mixes the last axes; outputs lack them, or have `new` ones."""
-
-    def find_terms(call: Call) -> Terms:
-        names = name_axes(call.rank())
-        lead, last = names[: len(names) - count], names[len(names) - count :]
-        end = "" if drops else name_axes(count, len(names)) if new else last
-        return Terms([names], [lead + end] * call.count, last)
-
-    return find_terms
+add_rows("L2Loss", terms=lambda call: Terms([call.names()], [""], reduced=PARTIAL_SUM))
 
 
 def _mix_axes(number: int) -> Callable[[Call], Terms]:
     """Return the terms of an operation that mixes the axes which its input of this number names."""
 
     def find_terms(call: Call) -> Terms:
-        names = name_axes(call.rank())
+        names = call.names()
         return Terms([names], [names], "".join(names[axis] for axis in call.axes(number)))
 
     return find_terms
 
 
-_SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape()}
+_SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape(), "reason": ORDERS}
 add_rows("Cumsum", **_SCAN, passes=[PARTIAL_SUM])
 add_rows("Cumprod CumulativeLogsumexp", **_SCAN)
 _flip = move_elements(lambda call, x, axes: np.flip(x, tuple(axes.tolist())))
 add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=_flip, bounds=keep_bounds())
-add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM])
-add_rows("Softmax", terms=_mix_last(1), bounds=bound_by(0, 1), rewrite=divide_softmax)
-add_rows("LogSoftmax", terms=_mix_last(1), rewrite=divide_softmax)
-add_rows("TopKV2", terms=_mix_last(1, new=True))
-add_rows("NthElement", terms=_mix_last(1, drops=True))
-add_rows("MatrixBandPart", terms=_mix_last(2), passes=[PARTIAL_SUM])
+add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM], reason=ORDERS)
+add_rows("Softmax", terms=of_each_sample(0, last=1, same=True), bounds=bound_by(0, 1), rewrite=divide_softmax)
+add_rows("LogSoftmax", terms=of_each_sample(0, last=1, same=True), rewrite=divide_softmax)
+add_rows("TopKV2", terms=of_each_sample(0, last=1), reason=ORDERS)
+add_rows("Unique UniqueV2", reason=ORDERS)
+add_rows("NthElement", terms=of_each_sample(0, last=1))
+add_rows("MatrixBandPart", terms=of_each_sample(0, last=2, same=True), passes=[PARTIAL_SUM])

@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
 from ..program import MeshAxis, Value
-from ..sizes.intervals import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
+from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View
-from .terms import SUM, Linear, Terms, find_shapes_of_terms, label_terms
+from .terms import SUM, Terms, find_shapes_of_terms, label_terms
 
+COMPARES, ORDERS = "samples are compared with each other", "samples are put in order"
 _PARTIAL = (PARTIAL_SUM, PARTIAL_MAX, PARTIAL_MIN)
 MOST_ELEMENTS = 64
 """The numbers of larger tensors are not followed."""
@@ -50,18 +51,22 @@ class Row:
         terms: the axes of its inputs and outputs, from which shapes, labels and sums are derived.
         label: the labels that it needs and makes; None: those that follow from the terms.
         shape: the shapes of its outputs; None: those that follow from the terms.
-        linear, fixed, scales, keeps: as for `Linear`.
+        linear: in which inputs it is linear, so that it keeps parts of a sum: SUM, PRODUCT or FIRST.
+        fixed: numbers of the inputs in which it is not.
+        scales: whether another input can scale a partial sum, by its `Value`.
+        keeps: the partial maxima and minima that it keeps.
         passes: the partial labels of its first input that its outputs then have, whatever axes it names.
-        moves: None, or the number of its input whose numbers it moves: parts of a sum or an extreme stay such parts.
+        moves: None, or the number of its input whose numbers it moves: parts of a sum or an extreme stay such parts, and
+            bounds stay.
         numbers: `fn(call, number)`, the numbers of an output as sizes.
         bounds: the bounds of its outputs.
         progression: `fn(call, shape)`, in which way its output counts the samples.
         asserts: the bounds of inputs, by their numbers, that are an error outside of them.
         rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
         unchanged: whether the output is the first input.
-        copy: `fn(values, given, replica, make)`, the outputs on one replica, instead of `make(given)`; with the values of
-            its inputs and outputs.
-        describe: the shape and the constant of the elements of a list that it makes.
+        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`; with the labels of
+            the first output, and the replica's places along the axes of the mesh.
+        elements: the constant of all elements of a list that it makes.
         attributes: `fn(call, output)`, attributes that its copy needs.
         part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone.
         draws: whether it draws random numbers, with a state of its kernel.
@@ -70,12 +75,12 @@ class Row:
         effect: what it does, and what to do instead, for an error where it cannot run.
         harmless: whether it has no effects, although TensorFlow says so.
         fills: whether it makes samples from inputs that are the same on every replica.
-        keeps_order: whether it keeps all numbers in their order.
-        positions: whether it accepts positions from this replica's first sample; others get positions in the batch.
+        copies: whether its output is its input.
         adds: whether it adds statistics of a replica, also where nothing says so.
         keeps_stored: whether it makes parts of what replicas store from such parts.
         scalar_scales: whether it keeps parts of a sum where the other inputs are scalars.
         of_sizes: whether it only reads the shapes of its inputs.
+        reason: why it needs samples that others have.
     """
 
     terms: Callable[[Call], Terms] | None = None
@@ -94,7 +99,7 @@ class Row:
     rewrite: Callable[[Call], Callable[..., Any] | None] | None = None
     unchanged: Callable[[Call], bool] | None = None
     copy: Callable[..., list[Any]] | None = None
-    describe: Callable[[Call], tuple[Shape, Any]] | None = None
+    elements: Callable[[Call], Any] | None = None
     attributes: Callable[[Call, Value], dict[str, Any]] | None = None
     part: Callable[..., Any] | None = None
     draws: bool = False
@@ -104,12 +109,12 @@ class Row:
     effect: tuple[str, str] | None = None
     harmless: bool = False
     fills: bool = False
-    keeps_order: bool = False
-    positions: bool = False
+    copies: bool = False
     adds: bool = False
     keeps_stored: bool = False
     scalar_scales: bool = False
     of_sizes: bool = False
+    reason: str = "the operation needs all samples"
 
     @property
     def has_rule(self) -> bool:
@@ -129,8 +134,7 @@ class Row:
         try:
             found = None if self.label is None else self.label(view)
             if found is None and self.terms is not None:
-                linear = Linear(self.linear, self.fixed, self.scales, self.keeps)
-                found = label_terms(view, self.terms(view), linear)
+                found = label_terms(view, self.terms(view), self)
         except (Unknown, IndexError):
             found = None
         return view.gather() if found is None else found
@@ -143,6 +147,12 @@ class Row:
             return None if self.part is None else self.part(call, output, want, mesh)
         except Unknown:
             return None
+
+    def find_elements(self, call: Call) -> Any:
+        """Return the constant of all elements of a list that the operation makes; None: there is none."""
+        if self.elements is None:
+            return call.values[0].elements if self.copies else None
+        return self.elements(call)
 
     def find_shapes(self, call: Call) -> list[Shape]:
         """Return the shape of each output on a single device, for every batch; that of a list is its elements'."""
@@ -195,18 +205,24 @@ def _fits(numbers: np.ndarray, dtype: tf.DType) -> bool:
 
 def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
     """Return the bounds of an output, or of the numbers that are `known` of it."""
-    dtype, rule = call.op.outputs[number].dtype, row_of(call.op).bounds
+    dtype, row = call.op.outputs[number].dtype, row_of(call.op)
     if dtype == tf.bool:
         return 0, 1
     if not (dtype.is_floating or dtype.is_integer or (dtype.is_complex and not call.values)):
         return ANY
     if known is not None and known.size:
         return round_outwards(bounds_of_sizes(known, dtype), dtype)
-    return ANY if rule is None else round_outwards(rule(call), dtype)
+    if row.bounds is None:
+        return ANY if row.moves is None else round_outwards(call.values[row.moves].interval, dtype)
+    return round_outwards(row.bounds(call), dtype)
 
 
 def find_progression(call: Call, number: int, shape: Shape) -> Progression | None:
     """Return in which way an output counts the samples; None: in none."""
-    rule, around = row_of(call.op).progression, [*call.op.inputs[:1], call.op.outputs[number]]
-    followed = all(tensor.dtype in _TRACKED[:2] for tensor in around)
-    return None if rule is None or number or not followed else rule(call, shape)
+    rule = row_of(call.op).progression
+    if rule is None or number or call.op.outputs[number].dtype not in _TRACKED[:2]:
+        return None
+    try:
+        return rule(call, shape)
+    except Unknown:
+        return None

@@ -5,16 +5,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..labels import is_sharded, sizes
 from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
-from .call import Call, Ruling, Shapes, View, name_axes, shape_in
-from .row import add_rows, keeps_signs
+from .call import Call, name_axes, shape_in
+from .row import add_rows
 from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
-from .terms import Linear, Terms, label_terms
+from .terms import Terms
 
 
-def of_each_sample(*batched: int, last: int | None = None, same: bool = False, infers: bool = False) -> Any:
+def of_each_sample(
+    *batched: int, last: int | None = None, same: bool = False, infers: bool = False, sized: int | None = None
+) -> Any:
     """Return the terms of an operation on each sample alone.
 
     Args:
@@ -22,6 +23,7 @@ def of_each_sample(*batched: int, last: int | None = None, same: bool = False, i
         last: how many of their last axes it mixes; None: all but the first.
         same: whether the outputs have the axes of the first of them, and not new ones after those of the samples.
         infers: as for `Terms`.
+        sized: the number of the input that has the shape of the first output.
     """
 
     def find_terms(call: Call) -> Terms:
@@ -39,7 +41,8 @@ def of_each_sample(*batched: int, last: int | None = None, same: bool = False, i
         terms = [with_more(call.rank(n)) if n in batched else None for n in range(len(call.values))]
         mixed = name_axes(used - count, count)
         made = [terms[batched[0]] if same else with_more(tensor.shape.rank) for tensor in call.op.outputs]
-        return Terms(terms, made, mixed, infers=infers)
+        sizes = {} if sized is None else {sized: made[0] or ""}
+        return Terms(terms, made, mixed, sizes=sizes, infers=infers)
 
     return find_terms
 
@@ -79,8 +82,18 @@ def _find_solved(call: Call) -> Terms:
 add_rows("MatrixSolve MatrixTriangularSolve", terms=_find_solved)
 
 
+def _find_diagonals(call: Call) -> Terms:
+    if any(call.fixed(n).ravel().tolist() != [default] for n, default in ((1, 0), (2, -1), (3, -1))):
+        raise Unknown
+    names = name_axes(call.rank() + 1)
+    return Terms([names[:-1]], [names], names[-2:], new={names[-1]: call.shape()[-1]})
+
+
+add_rows("MatrixDiagV3", terms=_find_diagonals)
+
+
 def _find_normalized(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     mixed = names if call.attr("is_training") else names[1:]
     return Terms([names], [names, *[None] * (call.count - 1)], mixed)
 
@@ -89,10 +102,10 @@ add_rows("FusedBatchNormV3", terms=_find_normalized)
 
 
 def _copy_entropy(
-    values: Sequence[Any], given: list[Any], replica: Any, make: Callable[..., Any]
+    call: Call, made: Any, given: list[Any], places: Sequence[Any], make: Callable[..., Any]
 ) -> list[Any]:
     """Return the outputs for labels that are broadcast; TensorFlow expects outputs of one sample otherwise."""
-    if values[0].shape != values[1].shape:
+    if call.shape(0) != call.shape(1):
         size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
         given = [tf.broadcast_to(each, size) for each in given]
     return make(given)
@@ -112,34 +125,19 @@ add_rows("SparseSoftmaxCrossEntropyWithLogits", terms=_find_sparse_losses, rewri
 add_rows("InTopKV2", terms=lambda call: Terms(["ab", "a"], ["a"], "b"), rewrite=divide_ranks)
 
 
-def _label_space_and_batch(view: View) -> Ruling:
-    label, to_batch = view.samples(), view.type == "SpaceToBatchND"
-    times = int(view.fixed(1).prod())  # the batch comes once for each place in a block
-    if label.axis != 0 or label.chosen or (not to_batch and label.blocks % times):
-        raise Unknown
-    return view.keep(label._replace(blocks=label.blocks * times if to_batch else label.blocks // times))
-
-
-def _find_blocks_of_batch(call: Call) -> Shapes:
+def _find_blocks_of_batch(call: Call) -> Terms:
+    """Return the terms of a batch that comes once for each place in a block, or of the reverse."""
     first, times = call.shape()[0], int(call.fixed(1).prod())
     first = product([first, times]) if call.type == "SpaceToBatchND" else quotient(first, times)
-    return [[first, *call.static()[1:]]]
+    names, more = call.names(), name_axes(call.rank(), call.rank())
+    extents = dict(zip(more, [first, *call.static()[1:]]))
+    return Terms([names], [more], names[1:], new=extents, cuts={more[0]: (names[0], 0)})
 
 
-add_rows("SpaceToBatchND BatchToSpaceND", label=_label_space_and_batch, shape=_find_blocks_of_batch)
+add_rows("SpaceToBatchND BatchToSpaceND", terms=_find_blocks_of_batch)
 
 
-def _grade_pictures(number: int) -> dict[str, Any]:
-    """Return a row of the gradient of pictures, whose sizes are the first input; `number` is that of the gradient."""
-
-    def label(view: View) -> Ruling:
-        wants, made = label_terms(view, of_each_sample(number)(view), Linear(None, (), keeps_signs, ()))
-        if not is_sharded(made[0]) or made[0].chosen:
-            raise Unknown
-        return [sizes(0), *wants[1:]], made
-
-    return {"label": label, "shape": shape_in(0)}
-
-
-add_rows("Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2", **_grade_pictures(2))
-add_rows("AvgPoolGrad AvgPool3DGrad", **_grade_pictures(1))
+_GRADED: Any = {"shape": shape_in(0)}  # the gradient of pictures, whose sizes are the first input
+_FILTERED = "Conv2DBackpropInput DepthwiseConv2dNativeBackpropInput Conv3DBackpropInputV2"
+add_rows(_FILTERED, terms=of_each_sample(2, sized=0), **_GRADED)
+add_rows("AvgPoolGrad AvgPool3DGrad", terms=of_each_sample(1, sized=0), **_GRADED)

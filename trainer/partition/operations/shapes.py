@@ -1,20 +1,21 @@
 """Sizes, and operations that change the shape of a tensor or fill one."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
 from ..program import MeshAxis
-from ..sizes.intervals import keep_bounds
+from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
-from .call import Call, Ruling, Shapes, View, Wants, name_axes, require, shape_in
-from .number_rules import add, move_elements, numbers_of
+from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
+from .number_rules import add, keep_elements, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows
 from .shares import decide_gradient_axes
-from .terms import SUM, Terms
+from .terms import PRODUCT, SUM, Terms, make_part
 
 
 def _label_sizes(view: View) -> Ruling:
@@ -39,7 +40,7 @@ def _find_rank(call: Call) -> Shapes:
     return [[None if value.shape is None else len(value.shape)] for value in call.values]
 
 
-_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "positions": True, "of_sizes": True}
+_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True}
 add_rows("Shape ShapeN", shape=_find_rank, **_SIZES)
 add_rows("Size Rank", **_SIZES)
 
@@ -68,10 +69,6 @@ def _reshape_label(label: Label, old: list[Extent], new: list[Extent], mesh: Mes
 
 def _label_reshape(view: View) -> Ruling:
     label = view.samples()
-    if label.counts:
-        if label.axis or view.out_rank() != 1 or view.rank() != 1:
-            raise Unknown
-        return [None, sizes(0, label.chosen)], [label]
     found = _reshape_label(label, view.shape(), view.out_shape(), view.mesh)
     return [None, sizes(found.axis, found.chosen)], [found]
 
@@ -97,13 +94,11 @@ def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> An
     return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
 
 
-_MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
-_KEEPS: Any = {**_MOVES, "progression": keep_progression, "keeps_order": True, "positions": True}
+_KEEPS: Any = {"moves": 0, "numbers": keep_elements, "progression": keep_progression}
 add_rows(
     "Reshape",
     label=_label_reshape,
     shape=_find_reshaped,
-    numbers=move_elements(lambda call, x, shape: x.reshape(shape)),
     unchanged=_has_shape,
     part=_part_of_reshape,
     **_KEEPS,
@@ -111,13 +106,12 @@ add_rows(
 
 
 def _find_expanded(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     place = int(call.fixed(1).ravel()[0]) % (len(names) + 1)
     return Terms([names], [names[:place] + "1" + names[place:]])
 
 
-_expand = move_elements(lambda call, x, axis: np.expand_dims(x, int(axis.ravel()[0])))
-add_rows("ExpandDims", terms=_find_expanded, numbers=_expand, **_KEEPS)
+add_rows("ExpandDims", terms=_find_expanded, **_KEEPS)
 
 
 def _find_squeezed(call: Call) -> Terms:
@@ -139,68 +133,48 @@ def _name_squeezed(call: Call, output: Any) -> dict[str, Any]:
     return {"squeeze_dims": [axis for axis, extent in enumerate(shape) if extent == 1]}
 
 
-_squeeze = move_elements(lambda call, x: np.squeeze(x, tuple(call.attr("squeeze_dims")) or None))
-add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, numbers=_squeeze, **_KEEPS)
+add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, **_KEEPS)
 
 
 def _find_transposed(call: Call) -> Terms:
-    names = name_axes(call.rank())
+    names = call.names()
     return Terms([names], ["".join(names[axis] for axis in call.axes(1))])
 
 
 _transpose = move_elements(lambda call, x, order: np.transpose(x, order))
-add_rows("Transpose", terms=_find_transposed, numbers=_transpose, positions=True, **_MOVES)
+add_rows("Transpose", terms=_find_transposed, numbers=_transpose, moves=0)
 
 
-def _label_filled(view: View, data: int, shape: int) -> Ruling:
-    """Label a tensor filled with the replicated input `data`: each replica makes the part of its samples.
-
-    `shape` is the number of the input with the shape, or with the repetitions of axes.
-    """
-    label = view.labels[shape]
-    wants: Wants = [REPLICATED] * len(view.labels)
-    given = view.values[data].shape
-    ones = view.type != "Tile" or (given is not None and given[label.axis : label.axis + 1] == [1])
-    if label.kind == "sizes" and label.chosen and ones:
-        wants[shape] = None
-        return wants, [label_sharded(label.axis, chosen=label.chosen)]
-    axis = view.samples_axis()
-    if axis is not None and given is not None and None not in view.out_shape():
-        inner = axis - (view.out_rank() - len(given))
-        if inner < 0 or given[inner] == 1:
-            wants[shape] = sizes(axis)
-            return wants, [label_sharded(axis)]
-    made = PARTIAL_SUM if view.labels[data] == PARTIAL_SUM else REPLICATED
-    wants[data] = made
-    return wants, [made]
+def _find_tiled(call: Call) -> Terms:
+    """Return the terms of repetitions; axes with one entry are filled."""
+    shape, given = call.shape(), call.values[1].constant
+    counts = [None] * len(shape) if given is None else given.tolist()
+    names, more = name_axes(len(shape)), name_axes(len(shape), len(shape))
+    repeated = [n for n, (extent, count) in enumerate(zip(shape, counts)) if extent == 1 or count != 1]
+    extents = {more[n]: product([shape[n], counts[n]]) for n in repeated}
+    return Terms(
+        ["".join("1" if n == 1 else name for name, n in zip(names, shape))],
+        ["".join(more[n] if n in repeated else name for n, name in enumerate(names))],
+        new={} if given is None else extents,
+        sizes={1: "".join(name if n == 1 else "-" for name, n in zip(more, shape))},
+        cuts={more[n]: (names[n], 0) for n in repeated if shape[n] != 1},
+    )
 
 
-def _part_of_filled(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
-    first = call.shape()
-    shape = [1] * (len(output.shape) - len(first)) + first
-    return [None, sizes(want.axis)] if shape[want.axis] == 1 else None
+def find_filled(shape: int, data: int | None = None) -> Callable[[Call], Terms]:
+    """Return the terms of an operation whose output has the shape in an input; another one is broadcast to it."""
 
+    def find_terms(call: Call) -> Terms:
+        (rank,) = call.shape(shape)
+        names = name_axes(require(rank if isinstance(rank, int) else None))
+        given = [] if data is None else call.shape(data)
+        kept = zip(names[len(names) - len(given) :], given)
+        inputs: list[str | None] = [None] * len(call.values)
+        if data is not None:
+            inputs[data] = "".join("1" if n == 1 else name for name, n in kept)
+        return Terms(inputs, [names], sizes={shape: names})
 
-def _label_tile(view: View) -> Ruling:
-    label = view.labels[0]
-    if not is_sharded(label):
-        return _label_filled(view, 0, 1)
-    count = view.constant(1)[label.axis]
-    if is_open(count) or (count != 1 and (label.blocks > 1 or label.chosen)):
-        raise Unknown
-    return view.keep(label._replace(blocks=label.blocks * count))
-
-
-def _find_tiled(call: Call) -> Shapes:
-    return [[product(pair) for pair in zip(call.shape(), call.constant(1).tolist())]]
-
-
-def _label_broadcast_to(view: View) -> Ruling:
-    label = view.labels[0]
-    if not is_sharded(label):
-        return _label_filled(view, 0, 1)
-    axis = label.axis + view.out_rank() - view.rank()
-    return [None, sizes(axis, label.chosen)], [label._replace(axis=axis)]
+    return find_terms
 
 
 def _fill_numbers(call: Call, number: int) -> np.ndarray:
@@ -210,16 +184,16 @@ def _fill_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.full(extents, numbers_of(call.values[1]).item()))
 
 
-def _label_fill(view: View) -> Ruling:
-    return _label_filled(view, 1, 0)
-
-
-_FILLS: Any = {"fills": True, "bounds": keep_bounds(), "part": _part_of_filled, "linear": SUM}
-add_rows("Tile", label=_label_tile, shape=_find_tiled, passes=[PARTIAL_SUM], **_FILLS)
-add_rows("BroadcastTo", label=_label_broadcast_to, shape=shape_in(1), **_FILLS)
-add_rows(
-    "Fill", label=_label_fill, shape=shape_in(0), numbers=_fill_numbers, bounds=keep_bounds(1), fills=True
-)
+_FILLS: Any = {"fills": True, "bounds": keep_bounds(), "linear": SUM}
+_broadcast, _filled = find_filled(1, 0), find_filled(0, 1)
+add_rows("Tile", terms=_find_tiled, part=make_part(_find_tiled), passes=[PARTIAL_SUM], **_FILLS)
+add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=make_part(_broadcast), **_FILLS)
+_FILL: Any = {
+    "numbers": _fill_numbers,
+    "bounds": keep_bounds(1),
+    "linear": PRODUCT,
+}  # the sum of one number is cheaper
+add_rows("Fill", terms=_filled, shape=shape_in(0), fills=True, **_FILL)
 add_rows("Empty", shape=shape_in(0), harmless=True)
 
 

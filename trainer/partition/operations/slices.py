@@ -6,14 +6,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
-from ..sizes.intervals import keep_bounds
-from ..sizes.positions import is_range
-from ..sizes.size import Extent, Length, Size, at_most, divide, quotient
-from ..sizes.size_arrays import Unknown, as_sizes, plain, product
-from .call import Call, Ruling, Shapes, View, require, shape_in
+from ..labels import PARTIAL_SUM, REPLICATED, is_sharded
+from ..sizes.positions import Progression, is_range
+from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
+from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
+from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows
+from .terms import Terms
+
+_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
+
 
 _MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
@@ -73,66 +76,59 @@ def _length(begin: Extent, end: Extent) -> Extent:
     return end - begin if at_most(begin, end) else 0 if at_most(end, begin) else None
 
 
-def _find_strided(call: Call) -> Shapes:
-    shape, steps = call.shape(), plain(call.values[3].constant)
-    axes, named = _place_axes(call, len(shape))
-
-    def length(axis: int) -> Extent:
+def _find_strided(call: Call) -> Terms:
+    """Return the terms of a strided slice, or of its gradient: in steps of 1, it cuts axes that it does not take whole."""
+    graded = call.type == "StridedSliceGrad"
+    shape = require(extents_of(call.constant(0))) if graded else call.shape()
+    steps, (axes, named) = plain(call.values[3].constant), _place_axes(call, len(shape))
+    names, more = name_axes(len(shape)), name_axes(len(shape), len(shape))
+    part, mixed, entries = "", "", dict[int, str]()
+    extents, starts = dict[str, Extent](), dict[int, Extent]()
+    for axis in axes:
+        if axis is None:
+            part += "1"
+            continue
         entry, extent = named.get(axis), shape[axis]
         step = 1 if entry is None else None if steps is None else int(steps[entry])
-        if step == 1:
-            return _length(*_find_ends(call, entry, extent))
-        whole = entry is not None and (call.attr("begin_mask") & call.attr("end_mask")) >> entry & 1
-        return extent if step == -1 and whole else None
+        whole = entry is None or (call.attr("begin_mask") & call.attr("end_mask")) >> entry & 1
+        if whole and step == 1:
+            part += names[axis]
+            continue
+        part += more[axis]
+        starts[axis], end = _find_ends(call, entry, extent) if step == 1 else (None, None)
+        length = extent if whole and step == -1 else _length(starts[axis], end)
+        # The ends are the same on every replica, so a length that they decide is, too.
+        extents[more[axis]] = Size.of(Length()) if length is None else length
+        mixed += "" if step == 1 else names[axis] + more[axis]
+        entries[require(entry)] = names[axis]
+    bounds = "".join(entries.get(entry, "-") for entry in range(max(entries, default=-1) + 1))
+    sizes = {1: bounds, 2: bounds}
+    if graded:
+        cuts = {names[axis]: (more[axis], start) for axis, start in starts.items()}
+        return Terms([*[None] * 4, part], [names], mixed, sizes={0: names, **sizes}, cuts=cuts)
+    cuts = {more[axis]: (names[axis], start) for axis, start in starts.items()}
+    return Terms([names], [part], mixed, new=extents, sizes=sizes, cuts=cuts)
 
-    found = [1 if axis is None else length(axis) for axis in axes]
-    # The ends are the same on every replica, so a length that they decide is, too.
-    return [[Size.of(Length()) if extent is None else extent for extent in found]]
 
-
-def _find_slice(call: Call) -> Shapes:
-    shape, begin, size = call.shape(), call.values[1].constant, call.constant(2)
+def _find_slice(call: Call) -> Terms:
+    shape, begin, size = call.shape(), call.values[1].constant, call.constant(2).tolist()
     begins = [None] * len(shape) if begin is None else begin.tolist()
     rest = [None if None in (n, b) else n - b for n, b in zip(shape, begins)]  # type: ignore[operator]
-    return [[r if n == -1 else n for r, n in zip(rest, size.tolist())]]
+    names, more = name_axes(len(shape)), name_axes(len(shape), len(shape))
+    extents = dict(zip(more, [r if n == -1 else n for r, n in zip(rest, size)]))
+    cuts = dict(zip(more, zip(names, begins)))
+    return Terms([names], [more], new=extents, sizes={1: names, 2: names}, cuts=cuts)
 
 
-def _blocks(label: Label, start: Extent, whole: Extent, part: Extent) -> int:
-    """Return the number of blocks in a slice along the sharded axis, which must not cut through one."""
-    count, before = (quotient(product([extent, label.blocks]), whole) for extent in (part, start))
-    if not count or not isinstance(count, int) or not isinstance(before, int):
-        raise Unknown
-    return require(None if label.chosen and count != label.blocks else count)
-
-
-def _count_strided_blocks(view: View, label: Label, entry: int | None, whole: Extent, part: Extent) -> int:
-    """Return `_blocks` of the entry of a strided slice that names the sharded axis; None: the whole axis."""
-    if entry is None:
-        return label.blocks
-    if view.constant(3)[entry] != 1:
-        raise Unknown
-    if all(view.attr(name) >> entry & 1 for name in ("begin_mask", "end_mask")):
-        return label.blocks
-    return _blocks(label, _find_ends(view, entry, whole)[0], whole, part)
-
-
-def _label_strided(view: View) -> Ruling:
+def _label_strided(view: View) -> Ruling | None:
+    """Label an element of the shape of chosen samples; other slices as the terms say."""
     label = view.labels[0]
-    if label.kind == "sizes" and label.chosen:
-        length = view.shape()[0]
-        if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1:
-            raise Unknown
-        return view.keep(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
-    label = view.samples()
-    axes, named = _place_axes(view, view.rank())
-    if label.axis not in axes:
+    if label.kind != "sizes" or not label.chosen:
+        return None
+    length = view.shape()[0]
+    if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1:
         raise Unknown
-    place, entry = axes.index(label.axis), named.get(label.axis)
-    whole, part = view.shape()[label.axis], view.out_shape()[place]
-    blocks = _count_strided_blocks(view, label, entry, whole, part)
-    bound = REPLICATED if label.chosen or entry is None else sizes(entry)
-    counts = label.counts if blocks == label.blocks else None
-    return [None, bound, bound, REPLICATED], [label._replace(axis=place, blocks=blocks, counts=counts)]
+    return view.keep(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
 
 
 def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
@@ -164,32 +160,6 @@ def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     return take
 
 
-def _label_strided_gradient(view: View) -> Ruling:
-    label = view.samples(4)
-    axes, named = _place_axes(view, view.out_rank())
-    axis = require(axes[label.axis])
-    shape, entry = sizes(axis, label.chosen), named.get(axis)
-    if label.chosen and view.labels[0] != shape:
-        raise Unknown
-    if label.chosen or entry is None:
-        return [shape, REPLICATED, REPLICATED, REPLICATED, None], [label._replace(axis=axis)]
-    whole, part = view.out_shape()[axis], view.shape(4)[label.axis]
-    ratio = quotient(whole, part)
-    if not isinstance(ratio, int):
-        raise Unknown
-    made = label._replace(axis=axis, blocks=label.blocks * ratio)
-    if _count_strided_blocks(view, made, entry, whole, part) != label.blocks:
-        raise Unknown
-    return [shape, sizes(entry), sizes(entry), REPLICATED, None], [made]
-
-
-def _label_slice(view: View) -> Ruling:
-    label = view.samples()
-    start = view.constant(1)[label.axis]
-    blocks = _blocks(label, start, view.shape()[label.axis], view.out_shape()[label.axis])
-    return [None, sizes(label.axis), sizes(label.axis)], [label._replace(blocks=blocks)]
-
-
 def _slice_numbers_strided(call: Call, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
     begin, end, step = ends
     masks = [call.attr(f"{name}_mask") for name in _MASKS]
@@ -219,14 +189,22 @@ def _range_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist())
 
 
-_MOVES: Any = {"moves": 0, "bounds": keep_bounds()}
+def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
+    """Return the progression along the first axis, if the slice takes all of it."""
+    found, masks = call.values[0].progression, [call.attr(f"{name}_mask") & 1 for name in _MASKS]
+    whole = masks == [0, 0, 0, 1, 1]
+    return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
+
+
 _STRIDED: Any = {
     "label": _label_strided,
-    "shape": _find_strided,
     "numbers": move_elements(_slice_numbers_strided),
     "rewrite": _take_entry,
 }
-add_rows("StridedSlice", **_MOVES, **_STRIDED, positions=True)
-add_rows("StridedSliceGrad", moves=4, label=_label_strided_gradient, shape=shape_in(0))
-add_rows("Slice", **_MOVES, label=_label_slice, shape=_find_slice, numbers=move_elements(_slice_numbers))
+add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
+_zeros: Any = {
+    "bounds": lambda call: (min(call.values[4].interval[0], 0), max(call.values[4].interval[1], 0))
+}
+add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0), **_zeros)
+add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements(_slice_numbers))
 add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)

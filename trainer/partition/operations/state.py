@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from ..labels import PARTIAL_SUM, REPLICATED
 from ..program import NotPartitioned
-from ..sizes.intervals import Interval, bounds_of_constant
+from ..sizes.bounds import Interval, bounds_of_constant
 from ..sizes.size_arrays import as_sizes
 from .call import Call, Ruling, View
 from .row import add_rows
@@ -57,4 +57,5 @@ def _label_assert(view: View) -> Ruling:
 
 
 add_rows("Assert", label=_label_assert, harmless=True)
-add_rows("PrintV2 StringFormat VariableShape LookupTableExportV2 LookupTableSizeV2", harmless=True)
+add_rows("PrintV2 StringFormat LookupTableExportV2 LookupTableSizeV2", harmless=True)
+add_rows("VariableShape", of_sizes=True, harmless=True)

@@ -7,10 +7,10 @@ an axis of extent 1, and an input without a term is used whole.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..labels import PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, Label, is_sharded
-from ..sizes.size import Extent, Length, Shape, Size, broadcast_extent, same_extent
-from ..sizes.size_arrays import Unknown
-from .call import Call, Ruling, View, name_axes
+from ..labels import PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..sizes.size import Extent, Length, Shape, Size, broadcast_extent, quotient, same_extent
+from ..sizes.size_arrays import Unknown, product
+from .call import Call, Ruling, View, Wants, name_axes, require
 
 SUM = "sum"  # linear in all inputs together
 PRODUCT = "product"  # in each input alone
@@ -26,6 +26,9 @@ class Terms(NamedTuple):
         mixed: the letters of axes along which the operation needs all entries.
         reduced: the label of an output that lacks the axis of the samples; None: the operation mixes them.
         new: the extents of letters that no input has; the others have TensorFlow's static ones.
+        sizes: the letters whose extents an input has as numbers, by the number of the input: this replica's are requested.
+        cuts: letters of the outputs that are parts of a letter of the inputs, or contain it: that letter, and where one
+            begins in the other. Samples stay together in whole blocks.
         join: what the extents of one letter make.
         equal: whether a letter has one extent in all inputs, so that one which is not known has it, too.
         infers: whether static extents are inferred again from what is known here; those that are not are new lengths.
@@ -36,25 +39,11 @@ class Terms(NamedTuple):
     mixed: str = ""
     reduced: Label | None = None
     new: Mapping[str, Extent] = {}
+    sizes: Mapping[int, str] = {}
+    cuts: Mapping[str, tuple[str, Extent]] = {}
     join: Callable[[Extent, Extent], Extent] = same_extent
     equal: bool = True
     infers: bool = False
-
-
-class Linear(NamedTuple):
-    """Which parts of sums or extremes an operation keeps.
-
-    Attributes:
-        kind: in which inputs it is linear: SUM, PRODUCT or FIRST.
-        fixed: numbers of the inputs in which it is not.
-        scales: whether another input can scale a partial sum, by its `Value`.
-        keeps: the partial maxima and minima that it keeps.
-    """
-
-    kind: str | None
-    fixed: Sequence[int]
-    scales: Callable[[Any], bool]
-    keeps: Sequence[Label]
 
 
 def terms_of_broadcast(call: Call) -> Terms:
@@ -87,8 +76,11 @@ def find_shapes_of_terms(terms: Terms, call: Call) -> list[Shape]:
     return shapes
 
 
-def label_terms(view: View, terms: Terms, linear: Linear) -> Ruling:
-    """Label an operation by its terms: along the axis of the samples of one input, or as parts of a sum or an extreme."""
+def label_terms(view: View, terms: Terms, row: Any) -> Ruling:
+    """Label an operation by its terms: along the axis of the samples of one input, or as parts of a sum or an extreme.
+
+    The operation's `row` says which of these it keeps.
+    """
     inputs = [*terms.inputs, *[None] * (len(view.labels) - len(terms.inputs))]
     at = {
         number: term[label.axis]
@@ -96,36 +88,86 @@ def label_terms(view: View, terms: Terms, linear: Linear) -> Ruling:
         if term is not None and is_sharded(label) and term[label.axis] not in terms.mixed + "1"
     }
     if not at:
-        return _label_parts(view, [n for n, term in enumerate(inputs) if term is not None], linear)
+        filled = label_filled(view, terms) if row.fills else None
+        return filled or _label_parts(view, [n for n, term in enumerate(inputs) if term is not None], row)
     made_axes = "".join(term or "" for term in terms.outputs)
     first = min(at, key=lambda n: (view.values[n].free, at[n] not in made_axes, made_axes.find(at[n]), n))
     letter, lead = at[first], view.labels[first]
-    axes = {n: -1 if term is None else term.find(letter) for n, term in enumerate(inputs)}
+    wants = view.align(lead, {n: (term or "").find(letter) for n, term in enumerate(inputs)}, terms.equal)
+    letters = letter + "".join(part for part, (whole, _) in terms.cuts.items() if whole == letter)
+    for number, term in terms.sizes.items():
+        if (at_size := _find_any(term, letters)) >= 0:
+            wants[number] = sizes(at_size, lead.chosen)
+            if lead.chosen and view.labels[number] != wants[number]:
+                raise Unknown
     made = []
-    for term in terms.outputs:
-        kept = (
-            REPLICATED
-            if term is None
-            else lead._replace(axis=term.index(letter))
-            if letter in term
-            else terms.reduced
-        )
-        if kept is None or (kept == PARTIAL_MEAN and lead.chosen):
-            raise Unknown
-        made.append(kept)
-    return view.align(lead, axes, terms.equal), made
+    for number, term in enumerate(terms.outputs):
+        axis = _find_any(term or "", letters)
+        label = lead._replace(axis=axis) if axis >= 0 else terms.reduced if term is not None else REPLICATED
+        if term is not None and axis >= 0 and term[axis] != letter:
+            extents = view.shape(first)[lead.axis], view.out_shape(number)[axis]
+            label = lead._replace(axis=axis, blocks=_count_blocks(lead, *extents, terms.cuts[term[axis]][1]))
+        made.append(require(None if label == PARTIAL_MEAN and lead.chosen else label))
+    return wants, made
 
 
-def _label_parts(view: View, every: Sequence[int], linear: Linear) -> Ruling:
+def _find_any(term: str, letters: str) -> int:
+    """Return the first axis with one of these letters; -1: there is none."""
+    return next((axis for axis, letter in enumerate(term) if letter in letters), -1)
+
+
+def _count_blocks(label: Label, extent: Extent, other: Extent, start: Extent) -> int:
+    """Return the blocks of an axis of which another one is a part, or which is a part of it; none may be cut through."""
+    count, before = (quotient(product([each, label.blocks]), extent) for each in (other, start))
+    if not count or not isinstance(count, int) or not isinstance(before, int):
+        raise Unknown
+    return require(None if label.chosen and count != label.blocks else count)
+
+
+def label_filled(view: View, terms: Terms) -> Ruling | None:
+    """Label what whole inputs and a shape fill: each replica makes the part of its samples."""
+    ((number, term),) = terms.sizes.items()
+    have, wants = view.labels[number], Wants([REPLICATED] * len(view.labels))
+    chosen = have.chosen if have.kind == "sizes" else None
+    axis = have.axis if chosen else view.samples_axis()
+    if axis is None or terms.outputs[0] is None or terms.outputs[0][axis] not in term:
+        return None
+    letter = terms.outputs[0][axis]
+    if any(letter in each for each in terms.inputs if each is not None):
+        return None
+    wants[number] = None if chosen else sizes(term.index(letter))
+    return wants, [label_sharded(axis, chosen=chosen)] * view.count
+
+
+def make_part(find_terms: Callable[[Call], Terms]) -> Callable[..., Any]:
+    """Return the rule of an operation that makes a part of its output from the parts of inputs with that axis."""
+
+    def find_wants(call: Call, output: Any, want: Label, mesh: Any) -> Wants | None:
+        terms = find_terms(call)
+        letter, wants = (terms.outputs[0] or "")[want.axis], Wants([None] * len(call.values))
+        for number, term in enumerate(terms.inputs):
+            axis = (term or "").find(letter)
+            if axis >= 0:
+                alike = call.shape(number)[axis] == output.shape[want.axis]
+                wants[number] = require(want._replace(axis=axis) if alike else None)
+        for number, term in terms.sizes.items():
+            if letter in term:
+                wants[number] = sizes(term.index(letter))
+        return None if letter in (*terms.mixed, *terms.cuts, "1") or not any(wants) else wants
+
+    return find_wants
+
+
+def _label_parts(view: View, every: Sequence[int], row: Any) -> Ruling:
     """Label an operation none of whose inputs, those of these numbers, is SHARDED."""
     labels = view.labels
-    for label in linear.keeps:
+    for label in row.keeps:
         if label in labels and all(labels[number] in (label, REPLICATED) for number in every):
             return [label if n in every else REPLICATED for n in range(len(labels))], [label] * view.count
-    sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in linear.fixed]
-    if linear.kind is None or not sums or (linear.kind == FIRST and sums[0] != every[0]):
+    sums = [number for number in every if labels[number] == PARTIAL_SUM and number not in row.fixed]
+    if row.linear is None or not sums or (row.linear == FIRST and sums[0] != every[0]):
         raise Unknown
-    if linear.kind != SUM and not all(linear.scales(view.values[n]) for n in every if n != sums[0]):
+    if row.linear != SUM and not all(row.scales(view.values[n]) for n in every if n != sums[0]):
         raise Unknown
-    kept = [number for number in every if number not in linear.fixed] if linear.kind == SUM else sums[:1]
+    kept = [number for number in every if number not in row.fixed] if row.linear == SUM else sums[:1]
     return [PARTIAL_SUM if n in kept else REPLICATED for n in range(len(labels))], [PARTIAL_SUM] * view.count

@@ -5,6 +5,7 @@ keep numbers ends them.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from .size import Extent, Shape, per_sample, quotient
@@ -19,6 +20,7 @@ class Progression:
         low, high: bounds of the rest.
         repeat: how many entries along the axis are of one `i`.
         column: whether only the first number along the last axis is of this kind.
+        chosen: whether they are the positions of chosen samples.
     """
 
     axis: int
@@ -27,6 +29,11 @@ class Progression:
     high: float = 0
     repeat: Extent = 1
     column: bool = False
+    chosen: bool = False
+
+
+CHOSEN = Progression(0, 1, 0, math.inf, chosen=True)
+"""Of the positions of chosen samples, which increase."""
 
 
 def is_range(call: Any, shape: Shape) -> Progression | None:
@@ -41,6 +48,8 @@ def keep_progression(call: Any, shape: Shape) -> Progression | None:
     if found is None or old is None or shape is None or old == shape:
         return found
     before, extent, after = product(old[: found.axis]), old[found.axis], product(old[found.axis + 1 :])
+    if shape and not found.column and (before, after, product(shape[1:])) == (1, 1, 1):
+        return dataclasses.replace(found, axis=0)
     for axis, each in enumerate(shape):
         kept = each in (extent, product([extent, after])) and product(shape[:axis]) == before
         if kept and not found.column and found.repeat == 1 and None not in (each, before):
@@ -85,13 +94,20 @@ def _place(value: Any, shape: Shape) -> Progression | None:
     if found is None or value.shape is None or shape is None or found.column or found.repeat != 1:
         return None
     axis = found.axis + len(shape) - len(value.shape)
-    return dataclasses.replace(found, axis=axis) if shape[axis] == value.shape[found.axis] else None
+    kept = shape[axis] is not None and shape[axis] == value.shape[found.axis]
+    return dataclasses.replace(found, axis=axis) if kept else None
 
 
 def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
     """Return whether numbers, or those of their first column, are `[0, 1, ..., n - 1]`, n being an extent with samples."""
     known = value.progression == Progression(0, 1, column=column) and per_sample(extent) is not None
     return known and value.shape[0] == extent
+
+
+def are_chosen(value: Any, extent: Extent) -> bool:
+    """Return whether numbers are the positions of chosen samples along an axis of this extent."""
+    chosen = value.label.chosen if value.label.kind == "sharded" else None
+    return value.progression == CHOSEN and chosen is not None and chosen[1] == extent
 
 
 def stays_in_parts(value: Any, extent: Extent) -> bool:

@@ -1,26 +1,15 @@
 """Shapes and arrays of sizes."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .size import Extent, Shape, Size, broadcast_extent, is_open, per_sample
+from .size import Extent, Shape, Size, is_open, per_sample
 
 
 class Unknown(Exception):
     """A value depends on the batch in a manner without a rule."""
-
-
-def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of tensors that are broadcast against each other."""
-    known = [shape for shape in shapes if shape is not None]
-    if len(known) < len(shapes):
-        return None
-    rank = max(map(len, known))
-    padded = [[1] * (rank - len(shape)) + shape for shape in known]
-    return [functools.reduce(broadcast_extent, extents) for extents in zip(*padded)]
 
 
 def product(sizes: Iterable[Extent]) -> Extent:
@@ -94,8 +83,3 @@ def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None
         per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
     ]
     return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
-
-
-def find_varying_axes(shape: Shape) -> list[int] | None:
-    """Return the axes whose extents depend on the size of the batch or are not known; None where the rank is not known."""
-    return None if shape is None else [axis for axis, extent in enumerate(shape) if is_open(extent)]

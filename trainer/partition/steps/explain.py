@@ -4,31 +4,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from ....compat.tensorflow_graphs.made_operations import stands_for
 from ....compat.tensorflow_graphs.one_device import line_of_user
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.mesh import Mesh
 from ..builder import APPLY
-from ..labels import (
-    MEAN_OF_STATISTICS,
-    PARTIAL_MAX,
-    PARTIAL_MIN,
-    PARTIAL_SUM,
-    REPLICATED,
-    STATISTIC,
-    Label,
-    is_partial,
-    is_sharded,
-    is_stored,
-)
+from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, is_partial, is_sharded, is_stored
+from ..operation_labels import describe_need
 from ..program import Apply, Convert, Program, Value
 from ..sizes.size_arrays import at
 
 _APPLIED = "the optimizer applies them"
-_COMPARES = "MatMul BatchMatMulV2 Einsum Sub SquaredDifference AddV2 Mul Equal NotEqual"
-_SORTS = "TopKV2 Sort UniqueV2 Unique RandomShuffle Roll Cumsum ReverseV2"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,24 +134,8 @@ def _collective(program: Program, node: Convert, samples: int, mesh: Mesh, over:
         return Collective(kind, what, size, _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
     cause = "a result of the step" if node.cause is None else node.cause.type
-    reason = _reason(have, node.cause) if node.axis == 0 else "the operation needs all parts"
+    reason = "the operation needs all parts" if node.axis else describe_need(have, node.cause)
     return Collective(kind, what, size, cause, line, code, reason, over)
-
-
-def _reason(have: Label, cause: tf.Operation | None) -> str:
-    if have in (PARTIAL_MAX, PARTIAL_MIN):
-        return "an extreme over all samples is needed"
-    if have.kind == "sizes":
-        return "the number of chosen samples is needed"
-    if have == STATISTIC:
-        return "batch statistics are averaged"
-    if not is_sharded(have):
-        return "a sum over all samples is needed before the step goes on" if cause is not None else ""
-    if cause is None:
-        return "a result has a value for each sample"
-    if cause.type in _COMPARES.split():
-        return "samples are compared with each other"
-    return "samples are put in order" if cause.type in _SORTS.split() else "the operation needs all samples"
 
 
 def _exit(program: Program, number: int) -> str:

@@ -34,7 +34,7 @@ from ..operation_labels import calls_python
 from ..operations import row_of
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
-from ..rebuild import rebuilt
+from ..rebuild import rebuild_step
 from .explain import StepExplanation, explain_program
 from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
 from .step_collectives import run_with_collectives
@@ -171,7 +171,7 @@ class TracedStep:
         held = step.samples, step.global_samples, step.samples_before
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
         others = [Replica(number, size, 1, size, number) for number, size in zip(place[1:], sizes[1:])]
-        run = rebuilt(self.program, leaves, replica, self._apply, self._compiles, others)
+        run = rebuild_step(self.program, leaves, replica, self._apply, self._compiles, others)
         outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
