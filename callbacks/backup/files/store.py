@@ -197,7 +197,7 @@ class BackupStore:
         self._newest = max((place[1] for path in paths if (place := _place(path.name))), default=0)
         for path in paths:
             try:
-                content = read(path)
+                content, self._run = read(path), self._run_of(path)
             except StoreError:
                 raise
             except OSError as error:
@@ -205,7 +205,6 @@ class BackupStore:
             except MemoryError:
                 problems.append(f"{path} is too large for the memory of this machine.")
             else:
-                self._run = self._run_of(path)
                 return Found(path, content, problems)
         self._run = uuid.uuid4().hex
         self._kept = [path.name for path in paths]
