@@ -134,7 +134,7 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
 
 
 def _read_announced(rows: list[Launcher], environ: Environ, found: list[Place]) -> Place | None:
-    """Return a place without a number if a size is set, but no rank there or further in, as under `salloc` without `srun`."""
+    """Return a place without a number if a size is set, but no rank there or further in: `salloc` without `srun`."""
     for row in rows:
         size = _number(_read(row.size, environ)) or 0
         numbered = (
