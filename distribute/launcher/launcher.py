@@ -118,7 +118,7 @@ class Launcher:
                 _say("another run uses this directory of backups: not restarting")
                 return first.status
             if first.status == WRONG_BACKUPS:
-                _say("the backups must be looked at first: not restarting")
+                _say("a restart would find the same backups: not restarting")
                 return first.status
             last = processes.output.last_lines(first.name)
             if (
