@@ -406,7 +406,8 @@ def test_worker_that_does_not_see_the_chiefs_backup_is_named_on_all(chief, tmp_p
         return [None, f"{path} is damaged: it cannot be read" if chief else value]
 
     monkeypatch.setattr(resuming, "gather_json", gather)
+    monkeypatch.setattr(BackupStore, "newest_good", lambda *_: Found(path, {}, []))
     model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
     with pytest.raises(SaveError, match=r"Worker 1 cannot read .* all workers must see the same files"):
-        resuming.on_all_workers(model, chief, tmp_path, lambda read: Found(path, {}, []))
+        resuming.on_all_workers(model, chief, BackupStore(tmp_path, keep=2), Mock())
     assert len(said) == 2
