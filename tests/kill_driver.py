@@ -40,7 +40,6 @@ LAUNCHED = {
 STORED = (
     ("half", "sharded2"),
     ("arrays", "weights2"),
-    ("tfdata", "mesh2"),
     ("arrays", "bucket"),
     ("half", "bucket"),
 )
@@ -260,13 +259,6 @@ def obey(order: dict[str, Any]) -> int:
     elif order["strategy"] in ("sharded2", "weights2"):
         level = {} if order["strategy"] == "sharded2" else {"level": "weights"}
         strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(devices), **level)
-    elif order["strategy"] == "mesh2":
-        keras.distribution.initialize()
-        layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((1, 2), ("batch", "model")))
-        layouts[".*kernel"] = (None, "model")
-        distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
-        keras.distribution.set_distribution(distribution)
-        strategy = unisono.distribute.auto_strategy()
     elif order["strategy"].endswith(("workers", "servers")):
         strategy = unisono.distribute.auto_strategy()
         if order["strategy"].startswith("sharded"):
