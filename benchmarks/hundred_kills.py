@@ -1,4 +1,4 @@
-"""Kills training runs with SIGKILL at random moments, resumes them, and compares the results bit-for-bit."""
+"""Kills training runs at random moments, resumes them, and compares the results bit-for-bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ def main() -> int:
 
     Each run is restarted until it ends and is killed up to `--most` times. Its weights, optimizer state, History,
     logs of every step, CSV lines and checkpoint names are compared with those of an uninterrupted run. The scenarios
-    are those of `tests/kill_driver.py`, each under two strategies, and every input of `tests/resumed_inputs.py` that
-    can be resumed exactly.
+    are those of `tests/kill_driver.py`: one process under several strategies, sharded state and weights, a pipeline,
+    a bucket, workers that `launch` restarts, with sharded state and stages of a pipeline, a parameter server with its
+    coordinator (of which the steps are compared), and every input of `tests/resumed_inputs.py` that can be resumed exactly.
+    What is drawn: SIGKILL, SIGTERM, SIGINT or SIGUSR1; a step, a save, the end of an epoch, a validation, a restore or the
+    first compilation; the process; a clock that is wrong by a day; a write that finds the disk full.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -34,51 +37,47 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the kill times")
     parser.add_argument("--most", type=int, default=5, help="most kills of one run")
-    parser.add_argument("--only", default="", help="only scenarios and inputs whose names contain this")
+    parser.add_argument("--only", default="", help="only scenarios, inputs and strategies that contain this")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    combinations = [*kill_driver.COMBINATIONS, *((name, "none") for name in kill_driver.EXACT_INPUTS)]
+    inputs = [(name, "none") for name in kill_driver.EXACT_INPUTS]
+    combinations = [*kill_driver.COMBINATIONS, *kill_driver.STORED, *kill_driver.LAUNCHED, *inputs]
     if arguments.only:
-        combinations = [each for each in combinations if arguments.only in each[0]]
+        combinations = [each for each in combinations if arguments.only in " ".join(each)]
     rng.shuffle(combinations)
-    struck: collections.Counter[str] = collections.Counter()
-    runs = different = 0
+    covered: collections.Counter[str] = collections.Counter()
+    kills_done = runs = different = 0
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Forked() as forked:
         driver = kill_driver.Driver(forked, Path(folder))
         alone = {}
-        while struck.total() < arguments.kills:
+        while kills_done < arguments.kills:
             scenario, strategy = combinations[runs % len(combinations)]
+            several = (scenario, strategy) in kill_driver.LAUNCHED
+            run = driver.launch_killed if several else driver.run_killed
+            order = {"scenario": scenario, "strategy": strategy}
             if (scenario, strategy) not in alone:
                 directory = Path(folder, "alone", scenario, strategy)
-                order = {
-                    "scenario": scenario,
-                    "strategy": strategy,
-                    "directory": str(directory),
-                    "backup": False,
-                }
-                if driver.start(order) != 0:
-                    raise RuntimeError(f"The uninterrupted run failed: {order}.")
+                run({**order, "directory": str(directory), "backup": False}, [])
                 alone[scenario, strategy] = kill_driver.read_result(directory / "result")
             directory = Path(folder, str(runs))
-            order = {"scenario": scenario, "strategy": strategy, "directory": str(directory), "backup": True}
-            left = arguments.kills - struck.total()
-            kills = [kill_driver.Kill.draw(rng) for _ in range(min(left, rng.randint(1, arguments.most)))]
-            count = driver.run_killed(order, kills)
-            struck.update(kill.kind for kill in kills[:count])
+            most = min(arguments.kills - kills_done, rng.randint(1, arguments.most))
+            kills = [kill_driver.Kill.draw_any(rng, several) for _ in range(most)]
+            count = run({**order, "directory": str(directory), "backup": True}, kills)
+            for kill in kills[:count]:
+                covered.update(kill.describe(strategy))
             found = kill_driver.differences(
                 kill_driver.read_result(directory / "result"), alone[scenario, strategy]
             )
-            runs += 1
-            different += bool(found)
+            kills_done, runs, different = kills_done + count, runs + 1, different + bool(found)
             print(
-                f"{struck.total():4} kills  {scenario:30} {strategy:10} {count} here  {found or 'same bits'}",
+                f"{kills_done:4} kills  {scenario:30} {strategy:16} {count} here  {found or 'same bits'}",
                 flush=True,
             )
-    moments = ", ".join(f"{count} during a {kind}" for kind, count in sorted(struck.items()))
     print(
-        f"seed {arguments.seed}: {struck.total()} kills ({moments}) of {runs} runs; {different} differ from the "
-        f"uninterrupted run; {time.monotonic() - begin:.0f} s"
+        f"seed {arguments.seed}: {kills_done} kills of {runs} runs; {different} differ from the uninterrupted run; "
+        f"{time.monotonic() - begin:.0f} s\n"
+        + ", ".join(f"{n} {what}" for what, n in sorted(covered.items()))
     )
     return 1 if different else 0
 

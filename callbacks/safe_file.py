@@ -12,22 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..distribute.objects import is_remote, names_in, open_plain, upload
+from ..distribute.objects import SaveError, is_remote, names_in, open_plain, upload
 from .process_identity import ProcessIdentity, this_process
 
 _TEMPORARY = re.compile(r"^\..*\.([0-9a-f-]+)\.tmp(?:\.|$)")
 _DAY = 86400.0  # seconds
 _MOST_BYTES = 1 << 20  # at the beginning and at the end of a file that are read to find out who wrote it
-
-
-class SaveError(OSError):
-    """A save failed. Earlier files are unchanged.
-
-    Examples:
-        >>> model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.BackupAndRestore("/proc/backup")])
-        Traceback (most recent call last):
-        SaveError: Saving in /proc failed ...
-    """
 
 
 def write_safely(
@@ -103,6 +93,7 @@ def save_error(directory: Any, error: OSError) -> SaveError:
     """Return the sentence for a failed save in `directory`."""
     reason = error.strerror or f"{type(error).__name__}: {error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        directory = Path(tempfile.gettempdir()) if is_remote(directory) else directory
         with contextlib.suppress(OSError):
             reason += f", {shutil.disk_usage(directory).free} bytes free"
         fix = "Free space there"
@@ -134,9 +125,9 @@ def check_overwrite(argument: str, path: Any, mark: re.Pattern[bytes]) -> None:
             return
     except (FileNotFoundError, NotADirectoryError):
         return
-    except OSError as error:
+    except OSError:
         if is_remote(path):
-            raise save_error(path.parent, error) from error
+            raise
     raise SaveError(
         errno.EEXIST,
         f"{argument} would overwrite {path}, a file that it did not write: move the file, or choose another path.",

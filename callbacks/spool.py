@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from ..distribute.objects import download, is_remote, names_in, remove_file, upl
 from ..distribute.storage import storage_path
 from ..distribute.workers.ticker import Ticker
 from ..state.trained_model import FitState
-from .safe_file import SaveError, explain_going_on, save_error
+from .safe_file import SaveError, explain_going_on
 
 _PAUSE = 30.0  # seconds between uploads while training goes on
 
@@ -49,8 +50,7 @@ class Spool:
         local = Path(self._folder, str(len(self._roots)))
         local.mkdir()
         base = remote if folder else find_fixed_folder(remote)
-        check_writable(argument, base)
-        for name in () if folder else names_in(base):
+        for name in check_writable(argument, base, lists=not folder):
             if Path(name).stem == remote.stem:
                 file = download(base / name, local)
                 self._uploaded[file] = _sign(file)
@@ -74,7 +74,8 @@ class Spool:
                             upload(copy, remote / file.relative_to(local).as_posix())
                         self._uploaded[file] = sign
                 for file in [each for each in self._uploaded if local in each.parents and each not in found]:
-                    remove_file(remote / file.relative_to(local).as_posix())
+                    with contextlib.suppress(FileNotFoundError):  # of a first attempt whose answer was lost
+                        remove_file(remote / file.relative_to(local).as_posix())
                     del self._uploaded[file]
 
     def __enter__(self) -> Spool:
@@ -88,17 +89,16 @@ class Spool:
         try:
             self.upload()
         except OSError as error:
-            failed = _as_save_error(error)
             if kind is None:
-                raise failed from error
-            warnings.warn(str(failed), stacklevel=2)
+                raise
+            warnings.warn(str(error), stacklevel=2)
 
     def _tick(self) -> bool:
         try:
             self.upload()
         except OSError as error:
             if not self._has_warned:
-                warnings.warn(explain_going_on(_as_save_error(error), "the upload is tried again"))
+                warnings.warn(explain_going_on(error, "the upload is tried again"))
             self._has_warned = True
         return True
 
@@ -132,24 +132,23 @@ def name_below(folder: Any, path: Any) -> str:
     return path.relative_to(folder).as_posix()
 
 
-def check_writable(argument: str, folder: Any) -> None:
-    """Raise a SaveError that names the argument, unless a folder of a store lets an object be written and removed."""
+def check_writable(argument: str, folder: Any, lists: bool = False) -> list[str]:
+    """Raise a SaveError that names the argument, unless a folder of a store lets an object be written and removed.
+
+    If it `lists` them, return the names in the folder.
+    """
     probe = folder / f".unisono-{uuid.uuid4().hex}"
     try:
         with tempfile.NamedTemporaryFile() as empty:
             upload(Path(empty.name), probe)
-        remove_file(probe)
-    except OSError as error:
-        failed = save_error(folder, error)
-        raise SaveError(failed.errno, f"`{argument.strip('`')}`: {failed.strerror}") from error
+        names = names_in(folder, contains=probe.name) if lists else []
+        with contextlib.suppress(FileNotFoundError):  # of a first attempt whose answer was lost
+            remove_file(probe)
+    except SaveError as error:
+        raise SaveError(error.errno, f"`{argument.strip('`')}`: {error.strerror}") from error
+    return names
 
 
 def _sign(file: Path) -> tuple[int, int]:
     status = file.stat()
     return status.st_mtime_ns, status.st_size
-
-
-def _as_save_error(error: OSError) -> SaveError:
-    return (
-        error if isinstance(error, SaveError) else save_error(Path(error.filename or "a store").parent, error)
-    )

@@ -17,6 +17,8 @@ SINCE = "UNISONO_SINCE"  # the time at which an elastic launch lost its last att
 # Exit statuses of a worker of an elastic launch: all have saved for a machine that came (ERESTART), and there is no
 # place at the endpoint (EX_TEMPFAIL).
 REJOIN, NO_PLACE = 85, 75
+# Of a program that ends because its backups are damaged, or not those of this run (EX_DATAERR): another attempt cannot help.
+WRONG_BACKUPS = 65
 
 DEFAULT_TIMEOUT = 60.0
 LONGEST_TIMEOUT = 1e6  # 11 days; longer waits overflow system timers

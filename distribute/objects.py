@@ -24,8 +24,21 @@ _SIGNATURE = re.compile(r"(?i)\b(sig|signature|accountkey|token|x-amz-signature)
 _BUFFER_BYTES = 1 << 20
 
 
-class StoreError(OSError):
-    """A store did not answer, or answered with an error other than missing permissions, names or buckets."""
+class SaveError(OSError):
+    """A save failed. Earlier files are unchanged.
+
+    Examples:
+        >>> model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.BackupAndRestore("/proc/backup")])
+        Traceback (most recent call last):
+        SaveError: Saving in /proc failed ...
+    """
+
+
+class StoreError(SaveError):
+    """A store failed in a way that may pass, whatever it answered: while training runs, it is a warning.
+
+    Any other SaveError ends training. `ask_store` alone tells the two apart, for every call of every file of a run.
+    """
 
 
 def is_remote(path: Any) -> bool:
@@ -52,17 +65,27 @@ def _reject_unless_plain(status: os.stat_result, path: str | Path) -> None:
         raise OSError(errno.EINVAL, "it is not a plain file", str(path))
 
 
-def names_in(directory: Any) -> list[str]:
-    """Return the names in a folder, in any order; none where there is no such folder."""
+def names_in(directory: Any, contains: str | None = None) -> list[str]:
+    """Return the names in a folder, in any order; none where there is no such folder.
+
+    If it `contains` a name for certain, a list of a store without it is an error of the store.
+    """
+
+    def list_objects() -> list[str]:
+        directory.fs.invalidate_cache()  # others write, too
+        found = directory.fs.ls(directory.path, detail=False)
+        names = [each.rstrip("/").rpartition("/")[2] for each in found if each.rstrip("/") != own]
+        if contains is not None and contains not in names:
+            raise OSError(errno.EIO, f"the store does not list {contains}, which is there")
+        return names
+
     try:
         if not is_remote(directory):
             return os.listdir(directory)
-        directory.fs.invalidate_cache()  # others write, too
-        found = ask_store(directory, lambda: directory.fs.ls(directory.path, detail=False))
+        own = directory.path.rstrip("/")
+        return ask_store(directory, list_objects, may_be_absent=contains is None)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    own = directory.path.rstrip("/")
-    return [each.rstrip("/").rpartition("/")[2] for each in found if each.rstrip("/") != own]
 
 
 def names_below(path: Any, suffix: str) -> list[str]:
@@ -118,7 +141,7 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
             exclusive[0] = False  # it is ours, and not whole
             raise OSError(errno.EIO, "the store kept only a part of it")
 
-    ask_store(path, write)
+    ask_store(path, write, may_be_absent=False)
 
 
 def download(path: Any, folder: Any) -> Path:
@@ -129,25 +152,29 @@ def download(path: Any, folder: Any) -> Path:
     return local
 
 
-def ask_store(path: Any, call: Callable[[], Any]) -> Any:
+def ask_store(path: Any, call: Callable[[], Any], may_be_absent: bool = True) -> Any:
     """Call `call` until it succeeds, at most five times, with pauses that vary; return what it returns.
 
-    Missing or existing objects and missing permissions are not retried.
+    Only an answer about the object is not asked for again: that one exists, or, if it `may_be_absent`, that there is none.
+    To a write, an absent object is an absent bucket. All else may pass: expired credentials are renewed, quotas raised.
 
-    Raises FileNotFoundError, FileExistsError, PermissionError or a StoreError with the cause, without credentials.
+    Raises FileNotFoundError, FileExistsError or a StoreError with the cause, without credentials.
     """
     pauses = iter(_PAUSES)
     while True:
         try:
             return call()
-        except (FileNotFoundError, FileExistsError):
-            raise
         except Exception as error:  # each store has its own errors
+            if isinstance(error, FileExistsError) or (may_be_absent and isinstance(error, FileNotFoundError)):
+                raise
             pause = next(pauses, None)
-            if pause is None or isinstance(error, PermissionError):
-                kind = PermissionError if isinstance(error, PermissionError) else StoreError
+            if pause is None:
                 reason = f"{type(error).__name__}: {without_secrets(str(error), path)}"
-                raise kind(getattr(error, "errno", None) or errno.EIO, reason, str(path)) from None
+                raise StoreError(
+                    getattr(error, "errno", None) or errno.EIO,
+                    f"The store failed at {path} ({reason}); earlier files are unchanged. Check the bucket, your "
+                    "permissions and the network and run again.",
+                ) from None
         time.sleep(pause * _jitter.uniform(0.5, 1.5))
 
 

@@ -46,6 +46,9 @@ def storage_path(name: str, value: Any, optional: bool = False) -> Any:
         path = _store_path(name, found.string, *found.groups())
     if path.protocol in ("", "file", "local"):
         return local_path(name, path.path)
+    scheme, _, rest = str(path).partition("://")
+    if "//" in rest:  # as of a folder with a slash at its end, and "/backup": a store would keep both
+        path = type(path)(f"{scheme}://{re.sub('/+', '/', rest)}", **path.storage_options)
     try:
         _ = path.fs
     except Exception as error:  # a package that is missing, or options that it does not take

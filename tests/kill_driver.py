@@ -1,7 +1,8 @@
 """Training runs in separate processes that can be killed at a chosen moment and restarted.
 
 Each start is a fork (see `Forked`) and costs only the training. The child reports progress on a pipe (`step`, `save`,
-`epoch`, `validation`). The driver waits for the n-th such event and a short delay, and sends the signal from outside.
+`epoch`, `validation`, `restore`, `compilation`). The driver waits for the n-th such event and a short delay, and sends the
+signal from outside. A run of several processes is one `launch`, which restarts all of them after each kill.
 
 Run as a program, this file is one start: `kill_driver.py ORDER`.
 """
@@ -9,11 +10,14 @@ Run as a program, this file is one start: `kill_driver.py ORDER`.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import errno
 import functools
 import json
 import os
 import random
+import select
 import signal
 import sys
 import time
@@ -24,6 +28,21 @@ if TYPE_CHECKING:
     from forked import Forked
 
 KINDS = ("step", "save", "epoch", "validation")
+MOMENTS = (*KINDS, "restore", "compilation")
+# (scenario, strategy) of several processes, by the arguments of `launch`.
+LAUNCHED = {
+    ("arrays", "workers"): ("--workers", 2),
+    ("half", "sharded-workers"): ("--workers", 2),
+    ("arrays", "pipeline-workers"): ("--workers", 1, "--stages", 2),
+    ("servers", "servers"): ("--workers", 2, "--parameter-servers", 1),
+}
+# More ways to store state and backups in one process.
+STORED = (
+    ("half", "sharded2"),
+    ("arrays", "weights2"),
+    ("arrays", "bucket"),
+    ("half", "bucket"),
+)
 # (scenario, strategy): each scenario, each strategy that stores state differently, then each combined with another.
 COMBINATIONS = (
     ("arrays", "none"),
@@ -76,12 +95,33 @@ class Kill:
     nth: int
     delay: float
     number: int = signal.SIGKILL
+    task: int = 0  # of several: which of those that have started, or the one that reports (0)
+    clock: int = 0  # seconds by which the clock of this start is wrong
+    full: int = 0  # which of its writes to the disk fails, because it is full
 
     @classmethod
     def draw(cls, rng: random.Random, kind: str | None = None) -> Kill:
         """A random moment; `kind` fixes what is in progress."""
         kind = kind or rng.choice(KINDS)
         return cls(kind, rng.randint(1, 6 if kind in ("step", "save") else 2), rng.uniform(0.0, 0.03))
+
+    @classmethod
+    def draw_any(cls, rng: random.Random, several: bool) -> Kill:
+        """A random moment, signal and disturbance."""
+        moment = rng.choice(MOMENTS)
+        nth = rng.randint(1, 8 if moment in ("step", "save") else 1 if moment == "compilation" else 2)
+        number = rng.choice([signal.SIGKILL] * 4 + [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+        if several or moment in ("restore", "compilation"):
+            number = signal.SIGKILL
+        clock = rng.choice((0, 0, 0, 86400, -86400))
+        full = 0 if several else rng.choice((0, 0, 0, 0, 0, rng.randint(1, 30)))
+        delay = rng.uniform(0.0, 0.5 if moment == "compilation" else 0.03)
+        return cls(moment, nth, delay, number, rng.randint(0, 3) if several else 0, clock, full)
+
+    def describe(self, strategy: str) -> list[str]:
+        """What it covers."""
+        found = [f"strategy {strategy}", f"in a {self.kind}", signal.Signals(self.number).name]
+        return found + ["wrong clock"] * (self.clock != 0) + ["full disk"] * (self.full > 0)
 
 
 class Driver:
@@ -93,23 +133,7 @@ class Driver:
 
     def start(self, order: dict[str, Any], kill: Kill | None = None) -> int:
         """Runs a child until it ends or is killed; returns its exit status, negative for a signal."""
-        words = self._folder / "words"
-        child = self._forked.start(
-            Path(__file__),
-            json.dumps({**order, "kill": kill and [kill.kind, kill.nth, kill.number]}),
-            folder=self._folder,
-            out=self._folder / "printed",
-            env={"WORDS": str(words), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-        seen = 0
-        with words.open() as pipe:  # blocks until the child opens it; ends when the child closes it
-            for word in pipe:
-                if kill is not None and word.strip() == kill.kind:
-                    seen += 1
-                    if seen == kill.nth and kill.number == signal.SIGKILL:
-                        time.sleep(kill.delay)
-                        child.send_signal(kill.number)
-        return child.wait()
+        return self._watch(Path(__file__), [self._order(order, kill)], [kill] if kill else [])[0]
 
     def run_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
         """Restarts a training run until it completes; returns how many kills hit it."""
@@ -118,13 +142,60 @@ class Driver:
             status = self.start(order, kill)
             if status == 0:
                 return struck
-            if status != -kill.number:
+            usual = {signal.SIGTERM: 143, signal.SIGUSR1: 143, signal.SIGINT: 130}.get(kill.number)
+            if status not in (-kill.number, usual) and not (kill.full and status == 1):
                 raise RuntimeError(f"The child ended with {status} and not by its kill {kill}: {order}.")
             struck += 1
         status = self.start(order)
         if status != 0:
             raise RuntimeError(f"The child ended with {status}: {order}.")
         return struck
+
+    def launch_killed(self, order: dict[str, Any], kills: list[Kill]) -> int:
+        """Does the same for a run of several processes, which `launch` restarts."""
+        launched = LAUNCHED[order["scenario"], order["strategy"]]
+        (tasks := self._folder / "tasks").mkdir(exist_ok=True)
+        words = [*launched, "--timeout", 600, "--restarts", len(kills) + 2]
+        words += [Path(__file__), json.dumps({**order, "clock": kills[0].clock if kills else 0})]
+        program = Path(__file__).with_name("forking_launcher.py")
+        status, struck = self._watch(program, words, kills, TASKS=str(tasks))
+        if status != 0:
+            raise RuntimeError(f"The launcher ended with {status}: {order}.")
+        return struck
+
+    def _order(self, order: dict[str, Any], kill: Kill | None) -> str:
+        fault = {"clock": kill.clock, "full": kill.full} if kill else {}
+        return json.dumps({**order, **fault, "kill": kill and [kill.kind, kill.nth, kill.number]})
+
+    def _watch(self, program: Path, words: list[Any], kills: list[Kill], **env: str) -> tuple[int, int]:
+        """Runs a program, and kills by the words that it says; returns its exit status, and how many kills it took."""
+        pipe = os.open(self._folder / "words", os.O_RDWR | os.O_NONBLOCK)
+        env |= {"WORDS": str(self._folder / "words"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+        child = self._forked.start(
+            program, *words, folder=self._folder, out=self._folder / "printed", env=env
+        )
+        left, struck, rest = list(kills), 0, b""
+        seen: collections.Counter[str] = collections.Counter()
+        started: list[int] = []
+        while child.poll() is None:
+            if not select.select([pipe], [], [], 0.01)[0]:
+                continue
+            *lines, rest = (rest + os.read(pipe, 1 << 16)).split(b"\n")
+            for word, pid in (line.decode().split() for line in lines):
+                seen[word] += 1
+                if word == "start":
+                    started.append(int(pid))
+                if left and left[0].kind == word and seen[word] == left[0].nth:
+                    kill = left.pop(0)
+                    if kill.number == signal.SIGKILL:
+                        time.sleep(kill.delay)
+                        with contextlib.suppress(ProcessLookupError):  # it has ended
+                            os.kill([int(pid), *started][kill.task % (1 + len(started))], kill.number)
+                            struck += 1
+                    seen.clear()
+                    started.clear()
+        os.close(pipe)
+        return child.wait(), struck
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -150,7 +221,7 @@ _kill: list[Any] = []
 
 def say(word: str) -> None:
     """Reports to the driver what begins now."""
-    os.write(_pipe(), f"{word}\n".encode())
+    os.write(_pipe(), f"{word} {os.getpid()}\n".encode())
     _said[word] += 1
     if [word, _said[word]] == _kill[:2] and _kill[2] != signal.SIGKILL:
         signal.raise_signal(_kill[2])
@@ -166,8 +237,14 @@ def obey(order: dict[str, Any]) -> int:
     import keras
     import tensorflow as tf
 
+    import unisono
+
+    if clock := order.get("clock"):
+        now = time.time
+        time.time = lambda: now() + clock
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    if order["strategy"][-1] == "2":
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     keras.utils.set_random_seed(7)
     strategy = None
     devices = ["CPU:0", "CPU:1"]
@@ -179,18 +256,25 @@ def obey(order: dict[str, Any]) -> int:
         from unisono.distribute.pipeline import Pipeline
 
         strategy = Pipeline(devices, micro_batches=2, schedule="1f1b")
+    elif order["strategy"] in ("sharded2", "weights2"):
+        level = {} if order["strategy"] == "sharded2" else {"level": "weights"}
+        strategy = unisono.distribute.sharded(tf.distribute.MirroredStrategy(devices), **level)
+    elif order["strategy"].endswith(("workers", "servers")):
+        strategy = unisono.distribute.auto_strategy()
+        if order["strategy"].startswith("sharded"):
+            strategy = unisono.distribute.sharded(strategy)
     train(order, strategy)
     return 0
 
 
 def train(order: dict[str, Any], strategy: Any) -> None:
     """Builds the scenario, fits it and writes the result."""
-    import contextlib
-
+    import disk
     import keras
     import numpy as np
     import tensorflow as tf
 
+    import unisono
     from unisono import callbacks
     from unisono.callbacks import safe_file
     from unisono.callbacks.backup.files import container
@@ -204,10 +288,22 @@ def train(order: dict[str, Any], strategy: Any) -> None:
         model, arguments, extra, backup = globals()[f"scenario_{order['scenario']}"](folder, scope)
     logs = log_keeper()
     extra = [*extra, logs, keras.callbacks.CSVLogger(str(folder / "log.csv")), announcer()]
+    place: Any = folder / "backup"
+    if order["strategy"] == "bucket":
+        import local_bucket
+
+        place = local_bucket.register(folder) + "/backup"
     if order["backup"]:
         announce_saves(container)
-        extra.insert(0, callbacks.BackupAndRestore(folder / "backup", **backup))
-    history = model.fit(**arguments, callbacks=extra, verbose=0)
+        extra.insert(0, callbacks.BackupAndRestore(place, **backup))
+    with disk.Disk(folder, order["full"], errno.ENOSPC) if order.get("full") else contextlib.nullcontext():
+        history = model.fit(**arguments, callbacks=extra, verbose=0)
+    if not unisono.distribute.is_chief():
+        return
+    if order["scenario"] == "servers":  # their workers' order is that of chance
+        result = {"epochs": history.epoch, "steps": int(model.optimizer.iterations.numpy()), "variables": {}}
+        safe_file.write_safely(folder / "result", lambda stream: container.write(stream, result, {}))
+        return
     variables = [*model.variables, *model.optimizer.variables]
     result = {
         "variables": {str(i): np.asarray(tf.convert_to_tensor(v.value)) for i, v in enumerate(variables)},
@@ -299,6 +395,17 @@ def scenario_tfdata(folder: Path, scope: Any) -> tuple[Any, ...]:
     return model, arguments, extra, {"save_freq": 2, "keep": 1}
 
 
+def scenario_servers(folder: Path, scope: Any) -> tuple[Any, ...]:
+    """Arrays for workers that update the variables of a server one after another."""
+    import keras
+
+    x, y = data(60)
+    with scope:
+        model = network()
+        model.compile(keras.optimizers.SGD(0.01), cross_entropy())
+    return model, {"x": x, "y": y, "batch_size": 6, "epochs": 4}, [], {"save_freq": 2}
+
+
 def input_with_state(name: str) -> tuple[Any, ...]:
     """An input of `resumed_inputs`; a layer and a callback that draw from their own NumPy generators."""
     import keras
@@ -351,6 +458,9 @@ def announcer() -> Any:
     import keras
 
     class Announcer(keras.callbacks.Callback):
+        def on_train_begin(self, logs: dict | None = None) -> None:
+            say("compilation")
+
         def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
             say("step")
 
@@ -365,8 +475,14 @@ def announcer() -> Any:
 
 
 def announce_saves(container: Any) -> None:
-    """Reports when a save begins, and prolongs it so that a kill can hit it."""
-    pieces = container._pieces
+    """Reports when a save or a restore begins, and prolongs a save so that a kill can hit it."""
+    pieces, load = container._pieces, container._load
+
+    def slow_load(*arguments: Any) -> Any:
+        say("restore")
+        return load(*arguments)
+
+    container._load = slow_load
 
     def slow_pieces(*arguments: Any) -> Any:
         say("save")
@@ -381,7 +497,7 @@ if __name__ == "__main__":
     say("start")
     try:
         given = json.loads(sys.argv[1])
-        _kill.extend(given["kill"] or ())
+        _kill.extend(given.get("kill") or ())
         status = obey(given)
         if _kill and _said[_kill[0]] >= _kill[1]:
             signal.pause()  # the driver is late: its kill arrives after the end

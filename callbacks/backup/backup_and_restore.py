@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
-from ...distribute.arguments import show, truth, whole_number
+from ...distribute.arguments import one_of, show, truth, whole_number
 from ...distribute.workers.agreement import exchange, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
@@ -26,7 +26,7 @@ from .files.background import BackgroundWriter
 from .files.container import report_damage
 from .files.owner import FolderOwner
 from .files.store import BackupStore, backup_directory
-from .resuming import announce, build_optimizer, on_all_workers
+from .resuming import announce, build_optimizer, exit_with_own_status, on_all_workers
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, say_stopped, stop
 
 
@@ -57,6 +57,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             with a different text belongs to a different run.
         generators: random generators of NumPy, Python, TensorFlow or Keras that other modules hold, so that nothing leads
             to them.
+        on_damaged: what to do if there are backups and none can be read: "error", or "restart", to train from the beginning
+            and leave them there.
         backup_dir: Keras' name for `directory`.
         double_checkpoint: Keras' name: True is `keep=2`, False `keep=1`.
         delete_checkpoint: Keras' name for `delete_when_done`.
@@ -72,6 +74,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         BackupMismatchError: (a `ValueError`) when `fit` begins: the backup belongs to another model, optimizer or data set.
         SaveError: (an `OSError`) the directory cannot be written, or another run uses it; earlier backups are unchanged.
         NewerFormatError: a newer version of unisono wrote the newest backup.
+        DamagedFileError: (an `OSError`) when `fit` begins: there are backups, but none can be read.
 
     Examples:
         >>> backup = unisono.callbacks.BackupAndRestore("backup", save_freq="10min")
@@ -92,6 +95,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         *,
         identity: str | None = None,
         generators: Sequence[Any] = (),
+        on_damaged: str = "error",
         backup_dir: str | os.PathLike | None = None,
         double_checkpoint: bool | None = None,
         delete_checkpoint: bool | None = None,
@@ -115,6 +119,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
                 f"`generators` must be a list of random generators. Received: {show(generators)}"
             )
         self.generators = list(generators)
+        self.on_damaged = one_of("on_damaged", on_damaged, ("error", "restart"))
         self.stall_seconds, self.saves = 0.0, 0
         self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
@@ -135,6 +140,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         """Resume from the newest good backup, if there is one."""
+        exit_with_own_status()
         fit_state = self._fit_state()
         self._watch_plain_fit()
         if fit_state.custom_loop:
@@ -143,7 +149,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._steps_before_epoch = self._saved_at_step = 0
         self._exactness = ExactnessCheck(self.model, fit_state)
         self._identity = identity_of(self.model, fit_state, self.declared)
-        self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self._store, self._owner))
+        self._resume(
+            fit_state, *on_all_workers(self.model, fit_state.chief, self._store, self._owner, self.on_damaged)
+        )
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
         self._exactness.check()
         self._saved_at_time = self._clock()
@@ -224,7 +232,9 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             warnings.warn(f"{problem} This backup is skipped.")
         if path is None:
             if problems:
-                warnings.warn(f"No backup in {self.directory} is valid: training starts from the beginning.")
+                warnings.warn(
+                    f"No backup in {self.directory} can be read: training starts from the beginning."
+                )
             return
         advice = " Move the file away to resume from an older backup, unless your callback raised this."
         with report_damage(f"{path} cannot be resumed: restoring its content failed", advice):
@@ -286,7 +296,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy = self.model.distribute_strategy
         if (job := shard_files.job(strategy, fit_state.chief, self._store, content, summary)) is not None:
-            self._writer.submit(after_uploads(fit_state, job))
+            # Only the chief's backup refers to other files; it waits for the parts of the others.
+            self._writer.submit(after_uploads(fit_state, job) if fit_state.chief else job)
             if not self.background:
                 self._writer.settle()
         self.saves += 1

@@ -5,44 +5,90 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...distribute.environment import WRONG_BACKUPS
 from ...distribute.workers.agreement import gather_json, place_among_workers
+from ...distribute.workers.records import at_fatal_error
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from ..safe_file import SaveError
-from .files.container import BackupMismatchError, NewerFormatError
-from .files.owner import FolderOwner
+from .files.container import BackupMismatchError, DamagedFileError, NewerFormatError
+from .files.owner import OWNER_FILE, FolderOwner
 from .files.shard_files import own_are_enough
 from .files.store import BackupStore, Found, read_checked
 
+_WRONG = (NewerFormatError, BackupMismatchError, DamagedFileError)
 # Those that every worker raises if the chief does; any other OSError is a SaveError elsewhere.
-_ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
+_ERRORS = (*_WRONG, SaveError)
 
 
-def on_all_workers(model: TrainedModel, chief: bool, store: BackupStore, owner: FolderOwner) -> Found:
+@functools.cache
+def exit_with_own_status() -> None:
+    """From now on, a program that ends because of its backups has a status with which nothing starts it again."""
+
+    def leave(error: BaseException) -> None:
+        if isinstance(error, _WRONG):
+            raise SystemExit(WRONG_BACKUPS)
+
+    at_fatal_error(leave)
+
+
+def reject_damaged(directory: Path, found: Found) -> None:
+    """Raise a DamagedFileError where there are backups but no good one: to begin again would lose them in silence."""
+    if found.path is None and found.problems:
+        listed = "".join(f"\n  - {problem}" for problem in found.problems)
+        raise DamagedFileError(
+            f"No backup in {directory} can be read:{listed}\nRestore a copy of one, or move these files away; to begin "
+            'again and leave them there, pass `on_damaged="restart"` to `BackupAndRestore`.'
+        )
+
+
+def on_all_workers(
+    model: TrainedModel, chief: bool, store: BackupStore, owner: FolderOwner, on_damaged: str = "error"
+) -> Found:
     """Return the backup that the chief finds to all workers: all resume there or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
         answer: dict[str, Any] = gather_json(None, strategy)[0] or {"name": ""}  # it trains alone: no file
         if "error" in answer:
             raise next(kind for kind in _ERRORS if kind.__name__ == answer["kind"])(answer["error"])
-        path = store.directory / answer["name"] if answer["name"] else None
-        return Found(path, content_for(model, path) if path else None, [])
+        path, content, problem = store.directory / answer["name"] if answer["name"] else None, None, None
+        try:
+            content = content_for(model, path) if path else None
+        except OSError as error:
+            problem = str(error)
+        _agree(problem, strategy)
+        return Found(path, content, [])
     try:
-        found = _find_backup(store, owner, functools.partial(content_for, model))
+        found = _find_backup(store, owner, on_damaged, functools.partial(content_for, model))
     except (*_ERRORS, OSError) as error:
         kind = next((kind for kind in _ERRORS if isinstance(error, kind)), SaveError)
         gather_json({"error": str(error), "kind": kind.__name__}, strategy)
         raise
     gather_json({"name": found.path.name if found.path else None}, strategy)
+    _agree(None, strategy)
     return found
 
 
-def _find_backup(store: BackupStore, owner: FolderOwner, read: Callable[[Path], Any]) -> Found:
+def _agree(problem: str | None, strategy: Any) -> None:
+    """Raise a SaveError on all workers if one cannot read the backup that the chief has read."""
+    for worker, each in enumerate(gather_json(problem, strategy)):
+        if each is not None:
+            raise SaveError(
+                f"Worker {worker} cannot read the backup that the chief has read ({each}): all workers must see the same "
+                "files."
+            )
+
+
+def _find_backup(
+    store: BackupStore, owner: FolderOwner, on_damaged: str, read: Callable[[Path], Any]
+) -> Found:
     """Take the directory and look for a backup. Context: the chief."""
     store.prepare()
     owner.acquire()
     store.remove_leftovers()
-    found = store.newest_good(read)
+    found = store.newest_good(read, OWNER_FILE)
+    if on_damaged == "error":
+        reject_damaged(store.directory, found)
     if found.path is None and (others := store.others()):
         print(
             f"{store.directory} also contains backups of other `fit` calls of this script, such as {others[0].name}, "

@@ -212,8 +212,10 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
             upload(local, path)
             self._remove(unwanted)
         except OSError as error:
-            failed = save_error(path.parent, error)
-            raise SaveError(failed.errno, f"{failed.strerror} {path.name} is in {local.parent}.") from error
+            failed = error if isinstance(error, SaveError) else save_error(path.parent, error)
+            raise type(failed)(
+                failed.errno, f"{failed.strerror} {path.name} is in {local.parent}."
+            ) from error
         shutil.rmtree(local.parent, ignore_errors=True)
 
     def _writes_files(self) -> bool:

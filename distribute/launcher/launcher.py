@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..environment import NO_PLACE, REJOIN, SINCE
+from ..environment import NO_PLACE, REJOIN, SINCE, WRONG_BACKUPS
 from .descendants import adopt_orphans
 from .error_attribution import Failure, Restarts, attribute, how_it_ended
 from .gpus import read_gpus
@@ -116,6 +116,9 @@ class Launcher:
                 return NO_PLACE
             if first.error and first.error.startswith("FolderInUseError"):  # a restart would take it back
                 _say("another run uses this directory of backups: not restarting")
+                return first.status
+            if first.status == WRONG_BACKUPS:
+                _say("a restart would find the same backups: not restarting")
                 return first.status
             last = processes.output.last_lines(first.name)
             if (

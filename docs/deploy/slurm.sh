@@ -35,8 +35,9 @@ lost_node() {
 }
 
 # The job is queued again, and continues from its last backup, where a signal asked it to save and stop (status 143) or a node
-# was lost. An error of the program is the same in the next attempt: the job ends.
-if ((attempts < 20)) && { ((status == 143)) || { ((status != 0)) && lost_node; }; }; then
+# was lost. An error of the program is the same in the next attempt, and so are damaged
+# backups (65): the job ends.
+if ((attempts < 20)) && ((status != 65)) && { ((status == 143)) || { ((status != 0)) && lost_node; }; }; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

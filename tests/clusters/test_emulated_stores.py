@@ -68,5 +68,5 @@ def test_killed_run_ends_with_the_same_bits(scheme, emulator, tmp_path):
         assert resumed is not None, ended.stderr
         assert f"Resuming from {url}/backup/backup-" in ended.stdout and same(resumed, reference)
         ended, none = run(tmp_path, environment, f"{scheme}://no-such-bucket/run")
-        assert none is None and f"Saving in {scheme}://no-such-bucket/run failed" in ended.stderr
+        assert none is None and f"The store failed at {scheme}://no-such-bucket/run" in ended.stderr
         assert KEY not in ended.stdout + ended.stderr

@@ -276,12 +276,42 @@ def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(backu
         assert resumed(backups) == left_alone
 
 
-def test_all_damaged_starts_from_the_beginning_and_says_so(backups, left_alone):
-    for path in backup_store.backup_paths(backups):
+def test_run_whose_backups_are_all_damaged_does_not_begin_again_in_silence(backups, left_alone):
+    damaged = backup_store.backup_paths(backups)
+    for path in damaged:
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(callbacks.DamagedFileError, match=r"No backup in .* can be read") as caught:
+        resumed(backups)
+    assert all(f"\n  - {path} is damaged: it has" in str(caught.value) for path in damaged)
+    assert backup_store.backup_paths(backups) == damaged, "it can be repaired"
+
+
+def test_asked_for_fresh_start_leaves_the_damaged_files(backups, left_alone):
+    """Also if it is killed and resumed."""
+    damaged = backup_store.backup_paths(backups)
+    for path in damaged:
         path.write_bytes(b"")
-    with pytest.warns(UserWarning) as caught:
-        assert resumed(backups) == left_alone
+    restart = {"on_damaged": "restart", "keep": 1, "save_freq": 1}
+    with pytest.warns(UserWarning) as caught, pytest.raises(Stop):
+        fit(make_model(), callbacks.BackupAndRestore(backups, **restart), StopAt(4))
     assert "training starts from the beginning" in str(caught[-1].message)
+    assert len(backup_store.backup_paths(backups)) == len(damaged) + 1
+    assert fit(make_model(), callbacks.BackupAndRestore(backups, **restart)) == left_alone
+    assert backup_store.backup_paths(backups) == damaged
+
+
+def test_what_a_killed_save_leaves_is_no_backup(tmp_path, left_alone):
+    """A temporary file, and a part of another worker: the run begins again."""
+    (tmp_path / ".backup-000001.00000000-1-1.tmp.unisono").write_bytes(b"half")
+    (tmp_path / "backup-000001.part-1.unisono").write_bytes(b"half")
+    assert resumed(tmp_path) == left_alone
+
+
+def test_half_of_an_owner_is_named_and_not_taken_over(backups):
+    (backups / "owner.json").write_bytes(b'{"process": "00000000-1')
+    with pytest.raises(callbacks.SaveError, match=r"would overwrite .*owner\.json"):
+        resumed(backups)
+    assert len(backup_store.backup_paths(backups)) == 2
 
 
 def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, monkeypatch):

@@ -164,6 +164,28 @@ def test_resumed_run_has_the_bits_of_one_that_was_not_killed(capsys):
     assert not [name for name in MemoryFileSystem.store if "owner" in name]
 
 
+def test_slash_at_the_end_of_a_folder_is_not_doubled():
+    folder = "memory://bucket/a/"
+    train(
+        callbacks.BackupAndRestore(f"{folder}/backup", delete_when_done=False),
+        callbacks.BackupAndRestore(UPath(f"{folder}/given"), delete_when_done=False),
+        callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.weights.h5", save_weights_only=True),
+        callbacks.JSONLines(f"{folder}/log.jsonl"),
+        keras.callbacks.CSVLogger(f"{folder}/log.csv"),
+        callbacks.TensorBoard(f"{folder}/events/"),
+    )
+    assert {name.split("/")[3] for name in MemoryFileSystem.store} == {
+        "backup",
+        "given",
+        "1.weights.h5",
+        "2.weights.h5",
+        "log.jsonl",
+        "log.csv",
+        "events",
+    }
+    assert all(name.startswith("/bucket/a/") and "//" not in name for name in MemoryFileSystem.store)
+
+
 def test_backups_are_removed_when_training_is_done():
     train(callbacks.BackupAndRestore(UPath("memory://bucket/run")))
     assert not MemoryFileSystem.store

@@ -9,17 +9,20 @@ import shutil
 import subprocess
 import threading
 import time
+import types
 import zipfile
 from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
+import tensorflow as tf
 from backup_content import SUMMARY, backup_content
 from helpers import Clock
 
 from unisono.callbacks import (
     BackupMismatchError,
+    SaveError,
     latest_backup,
     list_backups,
     process_identity,
@@ -27,11 +30,12 @@ from unisono.callbacks import (
     safe_file,
     verify_checkpoint,
 )
+from unisono.callbacks.backup import resuming
 from unisono.callbacks.backup.files import container, shard_files
 from unisono.callbacks.backup.files.background import BackgroundWriter
 from unisono.callbacks.backup.files.container import NewerFormatError
 from unisono.callbacks.backup.files.owner import FolderOwner
-from unisono.callbacks.backup.files.store import BackupStore, backup_paths, read_checked
+from unisono.callbacks.backup.files.store import BackupStore, Found, backup_paths, read_checked
 from unisono.callbacks.process_identity import this_process
 from unisono.callbacks.saving import checkpoint_files
 from unisono.commands.backups import main
@@ -388,3 +392,22 @@ def test_part_with_a_forged_content_is_rejected(tmp_path, shards):
     write_part(path, 1, shards)
     with pytest.raises(container.DamagedFileError, match=f"{path.name} is damaged"):
         read_checked(path)
+
+
+@pytest.mark.parametrize("chief", [True, False])
+def test_worker_that_does_not_see_the_chiefs_backup_is_named_on_all(chief, tmp_path, monkeypatch):
+    path = tmp_path / "backup-000001.unisono"
+    said = []
+
+    def gather(value, strategy):
+        said.append(value)
+        if len(said) == 1:
+            return [{"name": path.name}, None]
+        return [None, f"{path} is damaged: it cannot be read" if chief else value]
+
+    monkeypatch.setattr(resuming, "gather_json", gather)
+    monkeypatch.setattr(BackupStore, "newest_good", lambda *_: Found(path, {}, []))
+    model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
+    with pytest.raises(SaveError, match=r"Worker 1 cannot read .* all workers must see the same files"):
+        resuming.on_all_workers(model, chief, BackupStore(tmp_path, keep=2), Mock())
+    assert len(said) == 2

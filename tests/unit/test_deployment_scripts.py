@@ -27,6 +27,7 @@ exit $STATUS
         (75, False, 0, True),
         (1, False, 0, True),
         (143, True, 20, False),
+        (65, False, 0, False),
     ],
 )
 def test_slurm_script_queues_a_job_again_after_143_and_a_lost_node_only(

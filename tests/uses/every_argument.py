@@ -52,6 +52,7 @@ _CALLBACKS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
             **_same("flag", "save_before_preemption", "delete_when_done", "background"),
             "identity": "name, or none",
             "generators": "empty list",
+            "on_damaged": "nothing",
             "backup_dir": "none",
             **_same("flag or none", "double_checkpoint", "delete_checkpoint"),
         },

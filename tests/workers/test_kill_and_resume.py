@@ -75,3 +75,12 @@ def test_signals_save_at_the_next_step_and_end_with_their_status(driver, left_al
     assert driver.start(order) == 0
     result = kill_driver.read_result(tmp_path / "result")
     assert kill_driver.differences(result, left_alone("arrays", "none")) == []
+
+
+def test_program_whose_backups_are_all_damaged_ends_with_its_own_status(driver, tmp_path):
+    order = {"scenario": "arrays", "strategy": "none", "directory": str(tmp_path), "backup": True}
+    assert driver.start(order, kill_driver.Kill("save", 3, 0.0)) == -signal.SIGKILL
+    for backup in (found := list_backups(tmp_path / "backup")):
+        backup.path.write_bytes(backup.path.read_bytes()[:-9])
+    assert found and driver.start(order) == 65
+    assert len(list_backups(tmp_path / "backup")) == len(found)

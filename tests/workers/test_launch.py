@@ -133,6 +133,13 @@ def test_run_whose_backups_another_run_has_taken_over_is_not_started_again(launc
     assert "another run uses this directory of backups: not restarting" in err and "restart 1" not in err
 
 
+def test_run_whose_backups_are_damaged_is_not_started_again(launch, tmp_path):
+    process = launch("--workers", 1, "--restarts", 3, OBEY, tmp_path, "damaged")
+    _, err = process.communicate()
+    assert process.returncode == 65
+    assert "a restart would find the same backups: not restarting" in err and "restart 1" not in err
+
+
 def test_noise_of_a_worker_is_passed_on_without_what_commands_a_terminal(launch, tmp_path):
     process = launch("--workers", 1, "--log-dir", tmp_path / "logs", OBEY, tmp_path, "noise")
     out, err = process.communicate()

@@ -59,13 +59,12 @@ class BackgroundWriter:
         jobs = [] if self._running is None else self._running[1]
         try:
             self._end()
-        except OSError as error:
-            if not isinstance(error.__cause__, StoreError):
-                raise
+        except StoreError as error:
             self._failures += 1
             self._failed = jobs if self._repeats else []
             times = f" ({self._failures} saves have failed)" if self._failures > 1 else ""
-            warnings.warn(explain_going_on(error, f"the next save tries again{times}"), stacklevel=2)
+            if not self._failures & (self._failures - 1):  # in a long outage, after 1, 2, 4, 8 saves
+                warnings.warn(explain_going_on(error, f"the next save tries again{times}"), stacklevel=2)
 
     def wait(self) -> None:
         """Wait until every job has ended, and raise the error: the last one, where nothing tries again."""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from ...safe_file import open_plain
+from ....distribute.objects import StoreError, open_plain
 from .json_encoding import count, decode, encode
 
 MAGIC = b"UNISONO\n"
@@ -122,6 +122,8 @@ def _open_plain_file(path: str | Path) -> BinaryIO:
     """Open a plain file; reject anything else, such as a FIFO or a device, before reading it."""
     try:
         return open_plain(path)
+    except StoreError:
+        raise
     except OSError as error:
         reason = error.strerror or str(error)
         raise DamagedFileError(f"{path} is damaged: it cannot be read ({reason}).") from error

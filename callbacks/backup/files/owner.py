@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ....distribute.environment import RUN
-from ....distribute.objects import is_remote, remove_file
+from ....distribute.objects import is_remote, names_in, remove_file
 from ....distribute.workers.cluster import read_cluster
 from ....distribute.workers.ticker import Ticker
 from ...monitoring.formatting import moment
@@ -24,7 +24,6 @@ from ...safe_file import (
     check_overwrite,
     open_plain,
     read_plain,
-    save_error,
     temporary_path,
     write_safely,
 )
@@ -86,7 +85,7 @@ class FolderOwner:
         """Take the folder, also from a dead owner; raise a SaveError if that fails, a FolderInUseError if a run uses it."""
         self.release()
         check_overwrite("`directory` of `BackupAndRestore`", self._path, _CLAIM)
-        found = self._read()
+        found = read_owner(self._directory)
         if found is not None and self._lives(found):
             raise self._in_use(found)
         mine = Owner(this_process(), socket.gethostname(), time.time(), uuid.uuid4().hex, *_job())
@@ -104,8 +103,11 @@ class FolderOwner:
         """Raise FolderInUseError if another run has taken the folder over. Do nothing before `acquire`."""
         if self._token is None:
             return
-        found = self._read()
-        if found is None and not is_remote(self._directory) and not self._directory.is_dir():
+        found = read_owner(self._directory)
+        if found is None and is_remote(self._directory):
+            names_in(self._directory, contains=OWNER_FILE)  # else the bucket is gone: an error of the store
+            found = read_owner(self._directory)
+        elif found is None and not self._directory.is_dir():
             return  # the save itself says that the folder is gone
         if found is None or found.token != self._token:
             raise self._in_use(found, taken=True)
@@ -123,12 +125,6 @@ class FolderOwner:
             found = read_owner(self._directory)
             if found is not None and found.token == token:
                 remove_file(self._path)
-
-    def _read(self) -> Owner | None:
-        try:
-            return read_owner(self._directory)
-        except OSError as error:
-            raise save_error(self._directory, error) from error
 
     def _write(self, mine: Owner, instead_of: Owner | None) -> None:
         """Write the file; if there was none, write it only if there still is none."""

@@ -79,6 +79,7 @@ _SUMMARY = {
     "total_steps?": is_count,
     "time": lambda value: isinstance(value, float | int) and 0 <= value < 2.0**36,  # seconds: to year 4147
     "run?": str,
+    "kept?": [str],
 }
 _LOGS = {"*": lambda value: not isinstance(value, type(None) | str | bytes)}
 _IDENTITY = {

@@ -13,10 +13,10 @@ import tensorflow as tf
 from ....compat.keras_private.variables import raw_value
 from ....compat.tensorflow_private.clusters import get_value, set_value
 from ....distribute.environment import peer_timeout
-from ....distribute.objects import StoreError, names_in
+from ....distribute.objects import SaveError, StoreError, names_in
 from ....distribute.sharding.sharded_value import ShardedValue
 from ....distribute.workers.agreement import from_chief, place_among_workers
-from ...safe_file import SaveError, write_safely
+from ...safe_file import write_safely
 from . import container
 
 _LONGEST = 10  # times the timeout of peers: writing a part takes longer than a heartbeat
@@ -80,8 +80,7 @@ def write_part(path: Path, save: int, worker: int, shards: Shards) -> None:
         write_safely(own, lambda stream: container.write(stream, {"shards": shards}, {}))
         set_value(key, json.dumps({"name": own.name, "checksum": container.checksum(own).hex()}))
     except OSError as error:
-        unanswered = isinstance(error.__cause__, StoreError)
-        set_value(key, json.dumps({"error": str(error), "unanswered": unanswered}))
+        set_value(key, json.dumps({"error": str(error), "may_pass": isinstance(error, StoreError)}))
         raise
 
 
@@ -95,10 +94,10 @@ def wait_for_parts(path: Path, save: int, workers: int) -> list[dict[str, str]]:
         except tf.errors.DeadlineExceededError:
             answer = {"error": f"it was not written within {_LONGEST * peer_timeout():g} s"}
         if "error" in answer:
-            raise SaveError(
+            raise (StoreError if answer.get("may_pass") else SaveError)(
                 f"{path} was not written, because worker {worker} could not write its part ({answer['error']}); earlier "
                 "backups are unchanged. Make the directory writable for all workers."
-            ) from (StoreError(answer["error"]) if answer.get("unanswered") else None)
+            )
         found.append(answer)
     return found
 
@@ -123,6 +122,8 @@ def with_parts(path: Path, content: Any, outline: bool, only: int | None) -> Any
             for group, members in shards.items():
                 for i, arrays in members.items():
                     content["variables"][group][i]["shards"].extend(arrays)
+    except StoreError:
+        raise
     except (OSError, *container.WRONG) as error:
         raise container.DamagedFileError(
             f"{path} is damaged: a part of it cannot be read ({str(error)[:300]})."

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ....distribute.arguments import show
 from ....distribute.objects import StoreError, is_remote, names_in, remove_file, size_of
 from ....distribute.storage import storage_path
-from ...safe_file import SaveError, is_own, remove_leftovers, save_error, write_safely
+from ...safe_file import is_own, remove_leftovers, save_error, write_safely
 from . import container, schema, shard_files
 
 _NAME = re.compile(r"^backup-(?:fit([0-9]+)-)?([0-9]+)\.unisono$")
@@ -117,9 +117,9 @@ def read_checked(path: Path, outline: bool = False, only: int | None = None) -> 
     return summary, content
 
 
-def backup_paths(directory: Any, fit: int | None = None) -> list[Path]:
+def backup_paths(directory: Any, fit: int | None = None, owner: str | None = None) -> list[Path]:
     """Return the files with a backup's name, the newest first; of one fit of a process, or of all."""
-    places = ((_place(name), name) for name in names_in(directory))
+    places = ((_place(name), name) for name in names_in(directory, contains=owner))
     found = [(*place, name) for place, name in places if place and fit in (None, place[0])]
     return [directory / name for _, _, name in sorted(found, reverse=True)]
 
@@ -151,6 +151,7 @@ class BackupStore:
         self._newest: int | None = None  # the number of the newest backup, once it is known
         self._run = uuid.uuid4().hex
         self._keep = keep  # files that remain after a save, at least 1
+        self._kept: list[str] = []  # the names of damaged ones, none of which was good when the run began
         self._check = check
 
     def prepare(self) -> None:
@@ -182,29 +183,37 @@ class BackupStore:
             if shard_files.IS_PART.match(name) and f"{name.partition('.')[0]}.unisono" not in names:
                 _remove(self.directory / name)
 
-    def newest_good(self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1]) -> Found:
+    def newest_good(
+        self, read: Callable[[Path], Any] = lambda path: read_checked(path)[1], owner: str | None = None
+    ) -> Found:
         """Return the newest backup that is complete; later backups continue its run. `read` gives the content of a backup.
 
+        A list of the store that lacks the file of the `owner` is not believed.
         Raise a NewerFormatError if a newer version wrote the newest, a BackupMismatchError if one is of another
         run, or if version 0.2 wrote the newest.
         """
         problems: list[str] = []
-        for path in backup_paths(self.directory, self.fit):
+        paths = backup_paths(self.directory, self.fit, owner)
+        self._newest = max((place[1] for path in paths if (place := _place(path.name))), default=0)
+        for path in paths:
             try:
-                content = read(path)
+                content, self._run = read(path), self._run_of(path)
+            except StoreError:
+                raise
             except OSError as error:
                 problems.append(str(error))
             except MemoryError:
                 problems.append(f"{path} is too large for the memory of this machine.")
             else:
-                self._run = self._run_of(path)
                 return Found(path, content, problems)
         self._run = uuid.uuid4().hex
+        self._kept = [path.name for path in paths]
         return Found(None, None, problems)
 
     def _run_of(self, newest: Path) -> str:
         """Return the run that the newest good backup belongs to, and with it all others of this fit."""
-        run = container.read_summary(newest)["run"]
+        summary = container.read_summary(newest)
+        run, self._kept = summary["run"], summary.get("kept") or []
         for path in backup_paths(self.directory, self.fit):
             with contextlib.suppress(OSError, container.NewerFormatError):
                 other = container.read_summary(path).get("run", run)
@@ -221,17 +230,19 @@ class BackupStore:
         number = self.next_number()
         path = self.path_of(self.fit, number)
         stamped = {**summary, "time": time.time(), "run": self._run}
+        if self._kept:
+            stamped["kept"] = self._kept
         try:
             write_safely(
                 path, lambda stream: container.write(stream, content, stamped), self._check, new=True
             )
-        except SaveError as error:
-            if isinstance(error.__cause__, StoreError):
-                self._newest = number  # it may be there: the answer was lost
+        except StoreError:
+            self._newest = number  # it may be there: the answer was lost
             raise
         self._newest = number
-        for old in backup_paths(self.directory, self.fit)[self._keep :]:
-            _remove(old)
+        with contextlib.suppress(StoreError):  # the next save removes it
+            for old in self._removable()[self._keep :]:
+                _remove(old)
 
     def next_number(self) -> int:
         """Return the number of the next backup. Its own are counted, because listing a store takes time."""
@@ -245,10 +256,13 @@ class BackupStore:
         return self.directory / f"backup-{'' if fit == 1 else f'fit{fit}-'}{number:06d}.unisono"
 
     def delete_all(self) -> None:
-        """Remove the backups of this fit."""
+        """Remove the backups of this fit, but not the damaged ones in spite of which it began."""
         self._check()
-        for path in backup_paths(self.directory, self.fit):
+        for path in self._removable():
             _remove(path)
+
+    def _removable(self) -> list[Path]:
+        return [path for path in backup_paths(self.directory, self.fit) if path.name not in self._kept]
 
     def remove_directory(self) -> None:
         """Remove the directory if nothing is in it."""

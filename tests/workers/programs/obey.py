@@ -61,6 +61,8 @@ if order == "taken":
     from unisono.callbacks.backup.files.owner import FolderInUseError
 
     raise FolderInUseError("backup has been taken over by process 1 on other")
+if order == "damaged":
+    sys.exit(65)
 if order == "lost" and worker == "0":
     wait_until(lambda: os.path.exists(f"{out}/pid-1-0"))
     raise RuntimeError("aborted by: lost contact with worker 1: worker 0 has waited 11 s")
