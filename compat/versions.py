@@ -10,6 +10,12 @@ import sys
 SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
 """The newest versions that pass every test; `pyproject.toml` has the same ones."""
 
+XLA_CACHE_FLAGS = ("2.20.", "2.21.", "2.22.", "2.23.")
+"""The versions of TensorFlow that know the flags of `xla_flags.py`: they are in the libraries of their wheels."""
+
+LOG_LEVELS = {"2.20.": "12lts_20250127", "2.21.": "12lts_20250814"}
+"""The C++ namespace of the functions that set the level of TensorFlow's log, by the version."""
+
 ATTRIBUTES = {
     "keras:Model": "_assert_compile_called _call_has_training_arg _compile_config "
     "_compile_loss _compile_metrics _compute_loss _distribute_strategy _flatten_layers "
@@ -64,7 +70,7 @@ ATTRIBUTES = {
     "DistributedVariable": "_distributed_container _primary",
     "ParameterServerStrategyV2": "_cluster_resolver",
     "ParameterServerStrategyV2Extended": "_being_scheduled",
-    "context.Context": "_config _handle _rng",
+    "context.Context": "_config _handle _physical_devices _rng",
     "Function": "_autograph _clone "
     "_concrete_variable_creation_fn _created_variables _jit_compile _omit_frequent_tracing_warning "
     "_variable_creation_config",
