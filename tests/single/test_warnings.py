@@ -54,6 +54,7 @@ NEIGHBOURS = {
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",
         "trainer/compile_checks.py _check_outputs",
+        "trainer/compilation.py compile",
         "callbacks/monitoring/profiler.py on_train_end",
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/saving/model_checkpoint.py _is_wanted",

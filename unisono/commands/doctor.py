@@ -108,11 +108,12 @@ def probe() -> None:
     import tensorflow as tf
 
     from ..distribute import simulate_devices
+    from ..distribute.hardware.devices import why_xla_aborts
     from ..mixed_precision.hardware import cpu_flags, gpu_capabilities, why_slow
 
     slow = {dtype: why_slow(dtype, gpu_capabilities(), cpu_flags()) for dtype in ("float16", "bfloat16")}
     devices = [gpu.name[17:] for gpu in tf.config.list_physical_devices("GPU")]
-    print(json.dumps({"gpus": devices, "slow": slow}), flush=True)
+    print(json.dumps({"gpus": devices, "slow": slow, "xla": why_xla_aborts()}), flush=True)
     strategy = tf.distribute.MirroredStrategy(devices or simulate_devices(2))
     here: Any = tf.distribute.get_replica_context
     ours = lambda: here().all_reduce("SUM", tf.constant([1.0, 2.0, 3.0]))  # noqa: E731
@@ -137,6 +138,8 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
     yield Finding(
         "devices", "TensorFlow", value, text, note or "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden
     )
+    if found.get("xla"):
+        yield Finding("devices", "XLA", "not used: steps run in the plain graph", note=f"{found['xla']}.")
     for dtype, why in found["slow"].items():
         yield Finding("precision", dtype, "slow" if why else "not known to be slow", note=why or "")
     sums = found.get("sums", [])
