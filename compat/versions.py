@@ -149,3 +149,10 @@ def find_version(name: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(package)
     return "not installed"
+
+
+def show_versions() -> str:
+    """Return the versions that must be the same on all workers."""
+    names = {"unisono": "Unisono", "keras": "Keras", "tensorflow": "TensorFlow"}
+    found = [f"{shown} {find_version(name)}" for name, shown in names.items()]
+    return ", ".join([*found, f"Python {sys.version_info.major}.{sys.version_info.minor}"])

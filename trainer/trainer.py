@@ -15,6 +15,7 @@ from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer
 from ..distribute.arguments import check_names
 from ..distribute.replicas import in_replica_context
 from ..distribute.step_context import current_step
+from ..distribute.workers.records import show_own_frames
 from ..mixed_precision.policy import check_policy_order
 from ..state.trained_model import TrainedModel
 from . import compile_checks, fit_checks
@@ -148,7 +149,12 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         given = {name: value for name, value in locals().items() if name not in ("self", "_unknown")}
         check_names(self.fit, _unknown)
         self._ready("fit")
-        return fit_loop.fit(self, FitArguments(self, **given), runner_of(self))
+        try:
+            return fit_loop.fit(self, FitArguments(self, **given), runner_of(self))
+        except KeyboardInterrupt as error:
+            if not keras.config.is_traceback_filtering_enabled():
+                raise
+            raise show_own_frames(error) from None
 
     @filter_traceback
     def evaluate(

@@ -22,6 +22,8 @@ from .distribute.workers.cluster import is_chief
 def dataset(shard: Any, features: Any = None, labels: Any = None, batch_size: int = 32, **options: Any):
     """Make an input for `fit`, `evaluate` or `predict` from a shard of Ray Data, so that each sample is used once.
 
+    Ray gives all workers equally many samples, and leaves out the rest.
+
     Args:
         shard: from `ray.train.get_dataset_shard`, or the `tf.data.Dataset` that its `to_tf` returned.
         features: the columns of `x`, as `to_tf` takes them: a name, or a list of names for a dict.

@@ -27,7 +27,7 @@ from .files.container import report_damage
 from .files.owner import FolderOwner
 from .files.store import BackupStore, Found, backup_directory
 from .resuming import announce, build_optimizer, on_all_workers
-from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, stop
+from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, say_stopped, stop
 
 
 class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
@@ -289,6 +289,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         # Leave together: a worker that exits first would look to the others as if it had died.
         exchange([0.0], self.model.distribute_strategy)
         self._handlers.remove()
+        if self._fit_state().chief:
+            say_stopped(reason, epoch, step, self.directory, self._writer.failed)
         stop(reason)
 
     def _save(self, epoch: int, step: int) -> None:

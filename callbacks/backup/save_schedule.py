@@ -8,6 +8,7 @@ import datetime
 import math
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -128,6 +129,14 @@ class InterruptionHandlers:
         fit_state.asked_to_exit = signal.Signals(number).name
         if not fit_state.settles_exit:
             fit_state.save_and_exit = fit_state.asked_to_exit
+
+
+def say_stopped(reason: str, epoch: int, step: int, directory: Any, failed: bool) -> None:
+    """Print, to stderr, what ended training and from where the same command resumes; `epoch` counts from 0."""
+    if reason != NEWCOMER:  # of which the launcher says that all start again
+        end = "the store did not take its backup, so" if failed else f"it was saved in {directory}:"
+        text = f"unisono: {reason}: training stopped at epoch {epoch + 1}, step {step}; {end} the same command resumes."
+        print(text, file=sys.stderr, flush=True)
 
 
 def stop(reason: str) -> None:

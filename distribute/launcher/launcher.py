@@ -190,7 +190,7 @@ class Launcher:
 
     def _silent(self, processes: Processes) -> bool:
         """Return whether a task has been stopped for too long; a replaceable one is ended and replaced."""
-        if not processes.several:
+        if not processes.several and self.layout.nnodes == 1:  # nobody waits for it
             return False
         timeout = self.layout.timeout
         for task in processes.find_stopped(_SPARE_SHARE * timeout):

@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import socket
+import warnings
 
 import tensorflow as tf
 
@@ -23,6 +24,7 @@ def join_cluster(place: Place | None = None) -> Cluster | None:
     """
     place = place or read_place()
     if place is not None and place.size:
+        _warn_of_one_core(place)
         if not place.addresses:
             place = place._replace(addresses=ask_mpi(place))
         rank, peers = meet(place, peer_timeout(), cluster_start.digest_program())
@@ -53,6 +55,16 @@ def check_trains(cluster: Cluster) -> None:
             f"{cluster.task_type!r}."
         )
     cluster_start.install()
+
+
+def _warn_of_one_core(place: Place) -> None:
+    """Warn if this process may use one core of many: Open MPI 4 binds each of two processes to one."""
+    if len(os.sched_getaffinity(0)) == 1 and (cores := os.cpu_count() or 1) > 1:
+        warnings.warn(
+            f"{place.launcher} has bound this process to one of {cores} cores, which slows down training and its input: "
+            "pass --bind-to none to mpirun of Open MPI, or request more cores (--cpus-per-task of Slurm).",
+            stacklevel=4,
+        )
 
 
 def _divide_gpus(place: Place, peers: list[Peer]) -> None:

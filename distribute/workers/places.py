@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..environment import ELASTIC, ClusterError
 from .addresses import LOOPBACK, join_address, split_address
-from .launchers import LEVELS, TABLE, Column, Environ, Launcher
+from .launchers import LEVELS, Column, Environ, Launcher, list_launchers
 
 _FIRST_PORT, _PORTS = 20_000, 10_000  # below the kernel's range for outgoing connections
 _warned: set[str] = set()
@@ -34,10 +34,18 @@ class Place(NamedTuple):
     level: str = ""
     variables: str = ""  # with their values
     elastic: Machines | None = None  # of an elastic launch, whose workers get their numbers when they meet
+    announced: int = 0  # how many processes there are, of which none has a number; 0: this one has
 
     def __str__(self) -> str:
         """Return the problem and the fix."""
         rank, size = self.rank, self.size
+        if self.announced:
+            return (
+                f"The variables of {self.launcher} ({self.variables}) announce {self.announced} processes, but do not say "
+                f"which this one is, so each trains a separate model: start them by {self.launcher}, or set RANK to the "
+                "number of this process, WORLD_SIZE to how many there are, and MASTER_ADDR to the host of number 0; set "
+                "TF_CONFIG={} if this process trains alone."
+            )
         among = f"task {rank} of {size}" if size else f"number {rank} of several, or of one"
         if size is None:
             fix = "set WORLD_SIZE to their number and MASTER_ADDR to the host of number 0, the same for all, and "
@@ -68,10 +76,11 @@ def read_place(environ: Environ | None = None) -> Place | None:
     environ = os.environ if environ is None else environ
     if "TF_CONFIG" in environ:
         return None
-    found = [place for row in TABLE if (place := _read_row(row, environ)) is not None]
+    rows = list_launchers(environ)
+    found = [place for row in rows if (place := _read_row(row, environ)) is not None]
     sized = sorted((place for place in found if place.size), key=lambda place: LEVELS.index(place.level))
     if not sized:
-        return found[0] if found else None
+        return found[0] if found else _read_announced(rows, environ)
     inner = next((place for place in sized if place.rank < (place.size or 0)), None)
     if inner is None:
         raise ClusterError(
@@ -110,13 +119,28 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
         )
     if rank is None or (size is not None and size <= 1):
         return None
-    names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
-    variables = ", ".join(f"{n}={environ[n]}" for n in names if n in environ) or "as its variables say"
+    variables = _show(row, environ) or "as its variables say"
     job = " ".join(environ.get(name, "") for name in row.job.split())
     addresses = () if size is None else _read_addresses(row, environ, size, job)
     words = environ.get(ELASTIC, "").split() if row.name == "launch" else []
     elastic = Machines(int(words[0]), int(words[1]), words[2]) if words else None
     return Place(row.name, rank, size, addresses, job, row.level, variables, elastic)
+
+
+def _read_announced(rows: list[Launcher], environ: Environ) -> Place | None:
+    """Return a place without a number if a size is set, but no launcher's rank is, as under `salloc` without `srun`."""
+    if not any(_read(row.rank, environ) for row in rows):
+        for row in rows:
+            if (size := _number(_read(row.size, environ)) or 0) > 1:
+                return Place(
+                    row.name, 0, None, (), "", row.level, _show(row, environ) or "of the job", announced=size
+                )
+    return None
+
+
+def _show(row: Launcher, environ: Environ) -> str:
+    names = " ".join(column for column in (row.rank, row.size) if isinstance(column, str)).split()
+    return ", ".join(f"{n}={environ[n]}" for n in names if n in environ)
 
 
 def _read_addresses(row: Launcher, environ: Mapping[str, str], size: int, job: str) -> tuple[str, ...]:

@@ -249,3 +249,12 @@ def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
         if is_own_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{line})"
     return ""
+
+
+def show_own_frames(error: BaseException) -> BaseException:
+    """Return an error whose traceback has the user's frames alone, as Keras' has them for other errors."""
+    trace = None
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if is_own_file(frame.f_code.co_filename):
+            trace = types.TracebackType(trace, frame, frame.f_lasti, line)
+    return error.with_traceback(trace)

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from ...compat.versions import show_versions
 from ..environment import NO_PLACE, RESTART, RUN, SINCE, ClusterError
 from .addresses import (
     check_reaches_itself,
@@ -74,6 +75,7 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
         "unisono": _digest(os.environ.get(RUN) or place.job),
         "cluster": _digest(json.dumps([place.size, *machines[:2], *place.addresses[1:]])),
         "program": program,
+        "versions": show_versions(),
         "machine": machines.name,
         "rank": place.rank % machines.each,  # in an elastic launch, on its machine
         "port": port,
@@ -85,11 +87,8 @@ def meet(place: Place, timeout: float, program: str = "") -> tuple[int, list[Pee
     try:
         listener = open_listener(host, port)
     except OSError as error:
-        cure = (
-            "pass a free port in --rdzv-endpoint"
-            if place.launcher == "launch"
-            else "set MASTER_PORT to a free port"
-        )
+        cures = {"launch": "pass a free port in --rdzv-endpoint"}
+        cure = cures.get(place.launcher, "set MASTER_PORT to a free port")
         cure = "stop that process, or set another port in TF_CONFIG" if complete else cure
         raise ClusterError(
             f"worker {place.rank} must listen at {join_address(host, port)}, but this port is in use by another process "
@@ -197,7 +196,7 @@ class _Host:
         heard += data
         if data and b"\n" not in heard and len(heard) < MOST_BYTES:
             return
-        said = parse(heard)
+        said = {"versions": "an older Unisono", **parse(heard)}
         complete = all(type(said.get(name)) is type(value) for name, value in self._mine.items())
         if data and complete and connection not in self._connections:
             if said["unisono"] == self._mine["unisono"]:
@@ -206,8 +205,8 @@ class _Host:
                 self._add(said, connection, host)
                 return
             self._notes = f" A process of another run connected from {host}."
-            refusal = "belongs to a different run, which may still be running: stop that run."
-            tell(connection, {"error": f"worker 0 at {self._place.addresses[0]} {refusal}"})
+            other = f"worker 0 at {self._place.addresses[0]} belongs to a different run, which may still be running"
+            tell(connection, {"error": f"{other}: stop that run."})
         self._drop(connection)
 
     def _check(self, said: dict[str, Any], host: str) -> None:
@@ -225,6 +224,11 @@ class _Host:
             )
         if "" not in (said["program"], mine["program"]) and said["program"] != mine["program"]:
             raise ClusterError(f"{where} runs a different script from worker 0: start the same one on all.")
+        if said["versions"] != mine["versions"]:
+            own = f"worker 0 at {self._place.addresses[0]} has {mine['versions']}"
+            raise ClusterError(
+                f"{where} has {said['versions']}, and {own}: install the same versions on all."
+            )
 
     def _add(self, said: dict[str, Any], connection: socket.socket, host: str) -> None:
         rank, place = said["rank"], self._place

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import unisono
 from unisono import callbacks
+from unisono.distribute.workers.error_text import is_unisono_file
 
 HOOKS = (
     *("on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end"),
@@ -119,6 +120,27 @@ def test_signal_in_a_fit_saves_and_the_next_fit_is_not_stopped(model, tmp_path, 
     backup = callbacks.BackupAndRestore(tmp_path / "backup")
     with pytest.raises(KeyboardInterrupt):
         fit(model, [backup, Interrupt()])
+    where = f"unisono: SIGINT: training stopped at epoch 1, step 1; it was saved in {tmp_path / 'backup'}: the same command"
+    assert capfd.readouterr().err.count(where) == 1
     assert backup.saves == 1 and process_state()["signals"] == before["signals"]
     fit(model, [backup, Interrupt()], epochs=2)
     assert told == [0] and process_state() == before
+
+
+def test_interrupt_without_a_save_says_so_and_shows_only_the_frames_of_the_user(tmp_path, capfd):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+    made = unisono.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    made.compile("sgd", "mse", run_eagerly=True)
+    for given, said in (
+        ([], "nothing was saved, as no BackupAndRestore was passed."),
+        ([callbacks.BackupAndRestore(tmp_path)], "its backups stay as they were."),
+    ):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fit(made, [Interrupt(), *given])
+        assert f"unisono: SIGINT: ended at epoch 1, step 1; {said}" in capfd.readouterr().err
+        ours = [frame for frame in caught.traceback if is_unisono_file(str(frame.path))]
+        assert [frame.name for frame in caught.traceback][-1] == "on_train_batch_end"
+        assert [frame.name for frame in ours] == ["fit"]

@@ -355,6 +355,9 @@ def test_two_runs_never_write_to_one_place(monkeypatch):
     assert json.loads(path.read_bytes())["token"] == "theirs"
 
 
+EVALUATOR = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
+
+
 def test_same_job_takes_over_at_once(monkeypatch):
     class Waits(Exception):
         pass
@@ -374,6 +377,7 @@ def test_same_job_takes_over_at_once(monkeypatch):
         ({"run": "night"}, {"UNISONO_RUN": "night"}, True),
         ({"run": "night"}, {"UNISONO_RUN": "night/0123"}, True),
         ({"run": ""}, {}, False),
+        ({"run": "night"}, {"UNISONO_RUN": "night", "TF_CONFIG": EVALUATOR}, False),
     ):
         path.fs.pipe_file(path.path, json.dumps(said | before).encode())
         with monkeypatch.context() as patch:

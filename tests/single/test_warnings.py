@@ -92,6 +92,7 @@ NEIGHBOURS = {
     "one process with devices of one kind": [
         "callbacks/output_paths.py check_launched_alone",
         "distribute/automatic.py _warn_of_mixed_models",
+        "distribute/workers/joining.py _warn_of_one_core",
         "distribute/workers/places.py warn_of_unknown_size",
         "mixed_precision/policy.py _explain",
         "mixed_precision/hardware.py warn_if_slow",

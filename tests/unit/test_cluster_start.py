@@ -3,6 +3,8 @@
 import contextlib
 import functools
 import json
+import os
+import re
 import socket
 import sys
 import threading
@@ -13,6 +15,7 @@ import pytest
 import tensorflow as tf
 from helpers import in_threads
 
+from unisono.compat.versions import show_versions
 from unisono.distribute import (
     auto_strategy,
     environment,
@@ -27,7 +30,7 @@ from unisono.distribute.workers import rendezvous as rendezvous_module
 from unisono.distribute.workers.addresses import connect, free_ports, listens, split_address
 from unisono.distribute.workers.agreement import check_same_everywhere, from_chief
 from unisono.distribute.workers.cluster import Cluster, ClusterError
-from unisono.distribute.workers.joining import ask_mpi
+from unisono.distribute.workers.joining import ask_mpi, join_cluster
 from unisono.distribute.workers.lines import hear_line, tell
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
@@ -182,6 +185,7 @@ def test_processes_of_a_launcher_learn_the_addresses_of_all():
             "unisono": _digest(""),
             "cluster": _digest("[4, 4, 4]"),
             "program": "",
+            "versions": show_versions(),
             "machine": "",
             "rank": 2,
             "port": 1,
@@ -215,6 +219,43 @@ def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
         meet(place(1, 4, meeting), 0.5)
 
 
+def test_workers_of_other_versions_are_an_error_everywhere(monkeypatch):
+    """Each call of the function stands for one worker; the second has another Keras."""
+    (meeting,) = addresses(1)
+    mine, other = show_versions(), re.sub("Keras [^,]*", "Keras 2.15.0", show_versions())
+    assert re.fullmatch(r"Unisono \d.*, Keras \d.*, TensorFlow \d.*, Python 3\.\d+", mine)
+    said = iter([mine, other])
+    monkeypatch.setattr(rendezvous_module, "show_versions", lambda: next(said))
+    host = functools.partial(meet, place(0, 2, meeting), NEVER)
+
+    def guest():
+        while not listens(meeting, 1.0):
+            time.sleep(0.01)
+        meet(place(1, 2, meeting), NEVER)
+
+    for error in errors_of(host, guest):
+        assert isinstance(error, ClusterError)
+        assert (
+            f"worker 1 at 127.0.0.1 has {other}, and worker 0 at {meeting} has {mine}: install the same"
+            in str(error)
+        )
+
+
+def test_worker_that_says_no_version_is_of_an_older_one():
+    (meeting,) = addresses(1)
+    said = {"unisono": _digest(""), "cluster": _digest("[2, 2, 2]"), "program": "", "machine": ""}
+
+    def guest():
+        while not listens(meeting, 1.0):
+            time.sleep(0.01)
+        with connect(meeting, NEVER) as connection:
+            tell(connection, {**said, "rank": 1, "port": 1, "network": "", "devices": ""})
+            assert "an older Unisono" in hear_line(connection, bytearray(), time.monotonic() + NEVER)["error"]
+
+    host, _ = errors_of(functools.partial(meet, place(0, 2, meeting), NEVER), guest)
+    assert "worker 1 at 127.0.0.1 has an older Unisono, and worker 0" in str(host)
+
+
 def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
     """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
     monkeypatch.setattr(rendezvous_module, "ASK", 1.0)
@@ -224,6 +265,7 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
 
     def come(rank, stays):
         said = {"unisono": _digest(""), "cluster": _digest("[3, 3, 3]"), "program": "", "machine": ""}
+        said["versions"] = show_versions()
         connection = stays.enter_context(connect(meeting, NEVER))
         tell(connection, {**said, "rank": rank, "port": 1, "network": "", "devices": ""})
         assert "left" in hear_line(connection, bytearray(), time.monotonic() + NEVER)
@@ -278,6 +320,18 @@ def test_port_of_rank_0_that_is_taken_is_named(launcher, fix):
     with socket.create_server(("127.0.0.1", split_address(meeting)[1])):
         with pytest.raises(ClusterError, match=f"{meeting}.* in use .* {fix}"):
             meet(place(0, 2, meeting)._replace(launcher=launcher), 1.0)
+
+
+def test_process_that_is_bound_to_one_of_several_cores_is_warned_of(monkeypatch):
+    here = Place("mpirun", 1, 2, (), "")
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 7})
+    with pytest.raises(ClusterError, match="set MASTER_ADDR"):
+        join_cluster(here)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3})
+    with pytest.warns(UserWarning, match="mpirun has bound this process to one of 8 cores.* --bind-to none"):
+        with pytest.raises(ClusterError, match="set MASTER_ADDR"):
+            join_cluster(here)
 
 
 def test_unknown_rank_0_is_asked_of_mpi_where_mpi4py_is_installed(monkeypatch):

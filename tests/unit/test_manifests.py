@@ -73,6 +73,7 @@ def test_tfjob_gives_workers_their_place_and_leaves_the_evaluator_alone(monkeypa
     found = cluster.read_cluster()
     assert found is None or found.num_workers <= 1, "it takes no part in training"
     assert evaluator.container == workers[0].container
+    assert "UNISONO_RUN" not in evaluator.env, "a job that is made again under its name is another run"
 
 
 @pytest.mark.parametrize(("name", "kind"), [*JOBS.items(), ("tfjob.yaml", "TFJob")])

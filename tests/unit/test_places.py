@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import warnings
 
 import keras
@@ -13,7 +14,7 @@ import unisono
 from unisono.callbacks.output_paths import check_launched_alone
 from unisono.distribute import is_chief, num_workers, register_launcher, worker_index
 from unisono.distribute.environment import ClusterError
-from unisono.distribute.workers import launchers, places
+from unisono.distribute.workers import launcher_variables, launchers, places
 from unisono.distribute.workers.places import read_place
 
 OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
@@ -84,6 +85,11 @@ RUNPOD = {
     "NUM_NODES": "2",
     "NUM_TRAINERS": "8",
     "WORLD_SIZE": "16",
+}
+BEAKER = {
+    "BEAKER_REPLICA_RANK": "1",
+    "BEAKER_REPLICA_COUNT": "2",
+    "BEAKER_LEADER_REPLICA_HOSTNAME": "cs-1",
 }
 INDEXED = {"JOB_COMPLETION_INDEX": "2"}
 POD = {**INDEXED, "WORLD_SIZE": "4", "MASTER_ADDR": "train-0.train"}
@@ -179,6 +185,13 @@ ROWS = [
     ({**FLUX, "PMI_RANK": "1", "PMI_SIZE": "2", "MASTER_ADDR": "n1"}, "mpirun", 1, 2, "n1"),
     ({"PBS_NODENUM": "1", "PBS_TASKNUM": "2"}, "pbsdsh", 1, None, None),
     ({"PBS_NODENUM": "10", "WORLD_SIZE": "12", "MASTER_ADDR": "n0"}, "pbsdsh", 10, 12, "n0"),
+    ({"PBS_NODENUM": "0", "PBS_TASKNUM": "4"}, "pbsdsh", 0, None, None),
+    ({"PBS_NODENUM": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}, "pbsdsh", 0, 2, "n0"),
+    ({"PBS_NODENUM": "1", "PBS_VNODENUM": "5", "PBS_TASKNUM": "2"}, "pbsdsh", 5, None, None),  # Torque
+    ({"NOMAD_ALLOC_INDEX": "1"}, "Nomad", 1, None, None),
+    ({"NOMAD_ALLOC_INDEX": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}, "Nomad", 0, 2, "n0"),
+    ({"BATCH_TASK_INDEX": "1", "BATCH_TASK_COUNT": "2", "BATCH_HOSTS_FILE": "/hosts"}, "Batch", 1, 2, None),
+    (BEAKER, "Beaker", 1, 2, "cs-1"),
     (RUNPOD, "RunPod", 1, 2, "10.65.0.2:29400"),
     ({"NODE_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "RunPod", 1, 2, "h"),  # Lightning's
     (
@@ -221,6 +234,13 @@ NESTED = [  # around it, inside, what counts
     ({"JOB_COMPLETION_INDEX": "1"}, PET, ("Kubeflow", 1, 2)),  # Trainer v2 makes a JobSet
     (SAGEMAKER, OPEN_MPI, ("mpirun", 1, 2)),
 ]
+
+
+ONE_TASK = {  # srun -n 1 --mpi=pmix
+    **{**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1"},
+    "PMIX_RANK": "0",
+    "PMIX_NAMESPACE": "slurm.pmix.17.0",
+}
 
 
 def numbers(variables):
@@ -270,15 +290,20 @@ def test_two_launchers_of_one_level_with_different_numbers_are_an_error_that_nam
 
 
 def test_process_that_was_started_alone_has_no_place():
-    """Also a script under `sbatch`, an interactive shell under `salloc`, and a single process of each launcher."""
+    """Also a single process of each launcher."""
     for variables in (
         {},
-        BATCH,
-        {"SLURM_NTASKS": "4"},
+        {**BATCH, "SLURM_NTASKS": "1"},
+        ONE_TASK,
+        {**ONE_TASK, "SLURM_NTASKS": "4"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMIX_NAMESPACE": "p@1"},
+        {"NOMAD_ALLOC_INDEX": "0"},
+        {**BEAKER, "BEAKER_REPLICA_RANK": "0", "BEAKER_REPLICA_COUNT": "1"},
+        {"BATCH_TASK_INDEX": "3", "BATCH_TASK_COUNT": "9"},  # independent tasks
+        {"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "1", "BATCH_HOSTS_FILE": "/hosts"},
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
         {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         {"WORLD_SIZE": "1", "RANK": "0"},
-        {"WORLD_SIZE": "8"},
         {"WORLD_SIZE": "1", **INDEXED},
         {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
         {"TRAINING_JOB_NAME": "job"},
@@ -292,6 +317,82 @@ def test_process_that_was_started_alone_has_no_place():
         },
     ):
         assert read_place(variables) is None, variables
+
+
+def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
+    """A script under `sbatch`, a shell under `salloc`, and pods that know how many they are, but not which."""
+    for variables, said in (
+        (BATCH, r"of srun \(of the job\) announce 2 processes"),
+        ({"SLURM_NTASKS": "4"}, "of srun .* announce 4 processes"),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, "of srun .* announce 2 processes"),
+        (
+            {"WORLD_SIZE": "2", "MASTER_ADDR": "train-0.train"},
+            r"of torchrun \(WORLD_SIZE=2\) announce 2 processes",
+        ),
+        ({"WORLD_SIZE": "8"}, "announce 8 processes, .* set RANK"),
+        ({"KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}, "announce 2 processes"),
+        ({"PET_NNODES": "2"}, "of Kubeflow .PET_NNODES=2. announce 2 processes"),
+    ):
+        place = read_place(variables)
+        assert place.size is None and place.rank == 0
+        monkeypatch.setattr(places, "_warned", set())
+        with monkeypatch.context() as patch, pytest.warns(UserWarning, match=said):
+            set_variables(patch, variables)
+            check_launched_alone([], tf.distribute.get_strategy())
+        assert read_place({**variables, "TF_CONFIG": "{}"}) is None
+        assert numbers({**variables, **AGENT}) == ("torchrun", 3, 4)
+
+
+def test_mpi_around_another_pmix_server_is_not_taken_for_its_only_task():
+    inside = {**ONE_TASK, "PMIX_RANK": "1", "PMIX_NAMESPACE": "prte@1"}  # prun in the only task of a step
+    assert numbers(inside) == ("PMIx", 1, None)
+
+
+def test_trial_of_determined_is_read_from_its_file(monkeypatch, tmp_path):
+    path = tmp_path / "rendezvous.json"
+    monkeypatch.setattr(launcher_variables, "_RENDEZVOUS", path)
+    assert read_place({"DET_TRIAL_ID": "3"}) is None
+    path.write_text(
+        '{"container_addrs": ["10.0.0.1", "10.0.0.2"], "container_rank": 1, "container_slot_counts": [2, 2]}'
+    )
+    place = read_place({"DET_TRIAL_ID": "3", "DET_ALLOCATION_ID": "3.1"})
+    assert (place.launcher, place.rank, place.size) == ("Determined", 1, 2)
+    assert place.addresses[0].startswith("10.0.0.1:") and read_place({}) is None
+    assert numbers({"DET_TRIAL_ID": "3", **AGENT}) == ("torchrun", 3, 4)  # its launch layer
+    path.write_text('{"container_addrs": ["10.0.0.1"], "container_rank": 0}')
+    assert read_place({"DET_TRIAL_ID": "3"}) is None
+
+
+class Ray:
+    """What is read of Ray in a worker."""
+
+    def __init__(self, rank=None, size=None):
+        self.rank, self.size, self.train = rank, size, self
+
+    def is_initialized(self):
+        return True
+
+    def get_context(self):
+        if self.rank is None:
+            raise RuntimeError("not a worker of Ray Train")
+        return self
+
+    def get_world_rank(self):
+        return self.rank
+
+    def get_world_size(self):
+        return self.size
+
+
+def test_worker_of_ray_has_only_the_number_that_ray_train_gives(monkeypatch):
+    """The node's variables, here Slurm's, SkyPilot's and LeaderWorkerSet's, are inherited by all of its workers."""
+    inherited = {**STEP, **SKYPILOT, "LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "RAY_RAYLET_PID": "7"}
+    monkeypatch.setitem(sys.modules, "ray", Ray())
+    assert read_place(inherited) is None and read_place(STEP).size == 2
+    monkeypatch.setitem(sys.modules, "ray", Ray(1, 3))
+    assert numbers(inherited) == ("Ray Train", 1, 3)
+    monkeypatch.setitem(sys.modules, "ray", Ray(0, 1))
+    assert read_place(inherited) is None
 
 
 def test_variables_that_are_wrong_are_named():
@@ -332,7 +433,7 @@ def test_variables_that_are_wrong_are_named():
 def test_sagemaker_without_its_toolkit_is_read_from_its_file(monkeypatch, tmp_path):
     path = tmp_path / "resourceconfig.json"
     path.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
-    monkeypatch.setattr(launchers, "_RESOURCES", path)
+    monkeypatch.setattr(launcher_variables, "_RESOURCES", path)
     place = read_place({"TRAINING_JOB_NAME": "job"})
     assert (place.launcher, place.rank, place.size) == ("SageMaker", 1, 2)
     assert place.addresses[0].startswith("algo-1:")
@@ -347,8 +448,7 @@ def test_port_differs_between_jobs_and_restarts_and_is_the_same_for_all_tasks():
 
 
 def test_own_launcher_can_be_registered_and_replaced(monkeypatch):
-    monkeypatch.setattr(launchers, "TABLE", table := list(launchers.TABLE))
-    monkeypatch.setattr(places, "TABLE", table)
+    monkeypatch.setattr(launchers, "TABLE", list(launchers.TABLE))
     for host in ("OTHER", "FLUX_HEAD"):
         register_launcher(
             "flux", "FLUX_TASK_RANK", lambda e: e.get("FLUX_JOB_SIZE", ""), host, job="FLUX_JOB_ID"

@@ -91,8 +91,16 @@ def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
         wait_for_end(pid)
 
 
-def test_worker_that_is_stopped_for_the_timeout_is_named_and_ended(launch, tmp_path):
-    process = launch("--workers", 2, "--timeout", 1, OBEY, tmp_path, "stop")
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        ["--workers", 2],
+        ["--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1:9", "--restarts", 0],
+    ],
+    ids=["two here", "one on each of two machines"],
+)
+def test_worker_that_is_stopped_for_the_timeout_is_named_and_ended(cluster, launch, tmp_path):
+    process = launch(*cluster, "--timeout", 1, OBEY, tmp_path, "stop")
     _, err = process.communicate()
     assert process.returncode == 1
     assert "worker-0 failed first: it is stopped (SIGSTOP)" in err

@@ -1,6 +1,7 @@
 """The callbacks and the state with which a `fit` begins, and what deterministic operations cost it."""
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...callbacks.backup.backup_and_restore import BackupAndRestore
 from ...callbacks.monitors import check_monitors, may_add_logs
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
@@ -64,6 +66,24 @@ def begin_fit(
         if hasattr(callback, "on_fit_exit"):
             at_exit.callback(callback.on_fit_exit)
     return callbacks, model.fit_state
+
+
+@contextlib.contextmanager
+def say_interrupted(state: FitState) -> Iterator[None]:
+    """Print to stderr what Ctrl-C ends, where no callback has saved for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if state.chief and state.save_and_exit is None:
+            where = f"unisono: SIGINT: ended at epoch {state.epoch + 1}, step {state.step}"
+            saves = any(isinstance(each, BackupAndRestore) for each in state.callbacks)
+            lost = (
+                "its backups stay as they were"
+                if saves
+                else "nothing was saved, as no BackupAndRestore was passed"
+            )
+            print(f"{where}; {lost}.", file=sys.stderr, flush=True)
+        raise
 
 
 def _cap(epochs: int) -> int:

@@ -24,7 +24,7 @@ from ..step.variable_placement import place_with_model
 from . import build
 from .checks.argument_errors import check_labels, check_validation
 from .evaluation import evaluate, forward_pass
-from .fit_begin import begin_fit
+from .fit_begin import begin_fit, say_interrupted
 from .fit_inputs import FitArguments, draw_seed, sources
 from .logs.step_logs import record_steps
 from .loops.compiled_calls import CallLength, CompiledCall
@@ -148,6 +148,7 @@ def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks
         callbacks, state = begin_fit(model, a, source, validation, at_exit)
         state.forward_pass = lambda: forward_pass(model, runner)
         at_exit.enter_context(report_position(lambda: f"epoch {state.epoch + 1}, step {state.step}"))
+        at_exit.enter_context(say_interrupted(state))
         model.stop_training = False
         made = runner.make_function(model, "train")
         callbacks.on_train_begin()

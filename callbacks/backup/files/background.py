@@ -40,6 +40,11 @@ class BackgroundWriter:
         self._running = executor.submit(_do, jobs), jobs, executor
 
     @property
+    def failed(self) -> bool:
+        """Whether the last job failed, which was only warned of."""
+        return self._failures > 0
+
+    @property
     def pending(self) -> Future[object] | None:
         """The running job."""
         return None if self._running is None else self._running[0]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from ....distribute.environment import RUN
 from ....distribute.objects import is_remote, remove_file
+from ....distribute.workers.cluster import read_cluster
 from ....distribute.workers.ticker import Ticker
 from ...monitoring.formatting import moment
 from ...process_identity import ProcessIdentity, this_process
@@ -230,7 +231,9 @@ def _job() -> tuple[str, int]:
         restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         step = os.environ.get("SLURM_STEP_ID", "")
         return f"slurm {job} {step}", int(restarts) if restarts.isdecimal() else 0
-    return os.environ.get(RUN, "").partition("/")[0], 0  # `launch` adds the attempt
+    run, cluster = os.environ.get(RUN, "").partition("/")[0], read_cluster()  # `launch` adds the attempt
+    apart = run and cluster is not None and cluster.task_type == "evaluator"  # runs next to the workers
+    return f"{run} evaluator" if apart else run, 0
 
 
 def _sign_of(path: Any) -> Any:
