@@ -70,6 +70,7 @@ ATTRIBUTES = {
     "DistributedVariable": "_distributed_container _primary",
     "ParameterServerStrategyV2": "_cluster_resolver",
     "ParameterServerStrategyV2Extended": "_being_scheduled",
+    "context": "_context",
     "context.Context": "_config _handle _physical_devices _rng",
     "Function": "_autograph _clone "
     "_concrete_variable_creation_fn _created_variables _jit_compile _omit_frequent_tracing_warning "

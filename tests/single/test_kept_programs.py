@@ -1,4 +1,4 @@
-"""Programs that an earlier process compiled: the second is told so, has the same bits, and leaves its children alone."""
+"""Programs that an earlier process compiled: the second says so, has the same bits, and leaves its children alone."""
 
 import os
 import subprocess
