@@ -155,6 +155,7 @@ def test_examine_this_machine_reduces_over_real_devices():
         "devices",
         "precision",
         "cluster",
+        "programs",
         "ports",
         "collectives",
     }
