@@ -1,12 +1,13 @@
 """What the installed Keras and TensorFlow lack, and what differs from the versions with which the tests passed.
 
-`signatures.txt` has a line for each name and form in one of these versions; `python -m tests.signatures` adds today's.
+`signatures.txt` has a line for each name and form in one of these versions; `python -m tests.signatures` adds today's. The
+owners are public names (`keras:Model`), names of `upstream_places.py`, or attributes of these.
 """
 
-import ast
 import contextlib
 import dis
 import functools
+import importlib
 import inspect
 import re
 import sys
@@ -15,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .patches import REPLACED, WRAPPED
+from .register import REPLACED, WRAPPED
 from .upstream_places import PART_OF, Missing, find_owner, find_places
-from .versions import ATTRIBUTES, OVERRIDDEN, describe_unsupported
+from .versions import SUPPORTED, describe_unsupported
 
-_HERE = Path(__file__).parent
-SIGNATURES = _HERE / "signatures.txt"
+SIGNATURES = Path(__file__).with_name("signatures.txt")
+_REGISTER = {f"{each.place}.{each.name}": each for each in (*REPLACED, *WRAPPED)}
 
 
 def need(part: str) -> None:
@@ -31,33 +32,37 @@ def need(part: str) -> None:
 
 @functools.cache
 def find_missing() -> tuple[str, ...]:
-    """Return the names that the installed versions lack: of `upstream_places.py`, or as `Owner.name`."""
-    return tuple(name for name in list_names() if isinstance(look_up(name), Missing))
+    """Return the private names that the installed versions lack: of `upstream_places.py`, or as `Owner.name`."""
+    names = [name for name in list_names() if name in PART_OF or name in _REGISTER or "._" in name]
+    return tuple(name for name in names if isinstance(look_up(name), Missing))
 
 
 def list_names() -> list[str]:
-    """Return every name of the tables and of the register."""
-    names = [*PART_OF, *(f"{owner}.{name}" for owner, names in ATTRIBUTES.items() for name in names.split())]
-    names += [f"{owner}.{name}" for owner, reasons in OVERRIDDEN.items() for name in reasons]
-    return list(dict.fromkeys([*names, *_register()]))
+    """Return every name of the table of places, of `signatures.txt` and of the register."""
+    return list(dict.fromkeys([*PART_OF, *read_forms(), *_REGISTER]))
 
 
-def _register() -> dict[str, Any]:
-    return {f"{each.place}.{each.name}": each for each in (*REPLACED, *WRAPPED)}
+def read_forms() -> dict[str, set[str]]:
+    """Return each name of `signatures.txt`, with the forms that it had in a tested version."""
+    found: dict[str, set[str]] = {}
+    for line in SIGNATURES.read_text().splitlines():
+        name, _, form = line.partition(" ")
+        found.setdefault(name, set()).add(form)
+    return found
 
 
 def part_of(name: str) -> str:
     """Return what cannot work without a name."""
-    change = _register().get(name)
+    change = _REGISTER.get(name)
     return change.part if change else PART_OF.get(name.partition(".")[0], "Unisono")
 
 
 def look_up(name: str) -> Any:
-    """Return what has this name; a `Missing` if nothing has."""
-    with contextlib.suppress(ImportError, AttributeError):
+    """Return what has this name; a `Missing` if nothing has, or if finding it fails."""
+    with contextlib.suppress(Exception):
         return find_owner(name)
     owner, _, attribute = name.rpartition(".")
-    with contextlib.suppress(ImportError, AttributeError):
+    with contextlib.suppress(Exception):
         return "set by methods" if owner and _is_set(find_owner(owner), attribute) else Missing(name)
     return Missing(name)
 
@@ -82,16 +87,13 @@ def describe(name: str) -> str:
     form = "function"
     with contextlib.suppress(ValueError, TypeError):
         each = inspect.signature(found).parameters.values()
-        texts = (
-            f"{p.replace(annotation=p.empty, default=p.empty)}{'=' * (p.default is not p.empty)}"
-            for p in each
-        )
-        form += f" ({', '.join(texts)})"
-    if name in _register():
+        bare = [(p.replace(annotation=p.empty, default=p.empty), p.default is not p.empty) for p in each]
+        form += f" ({', '.join(f'{p}=' if optional else str(p) for p, optional in bare)})"
+    if name in _REGISTER:
         names = getattr(getattr(found, "__code__", None), "co_freevars", ())
         form += f" around {' '.join(names)}" * bool(names)
-        owner = find_owner(name.rpartition(".")[0])
-        elsewhere = [where for where in _modules_with(found.__name__, found) if where != owner.__name__]
+        owner, _, last = name.rpartition(".")
+        elsewhere = [each for each in _modules_with(last, found) if each != find_owner(owner).__name__]
         form += f" also in {' '.join(elsewhere)}" * bool(elsewhere)
     return form
 
@@ -99,61 +101,59 @@ def describe(name: str) -> str:
 def _modules_with(name: str, value: Any = None) -> list[str]:
     """Return the loaded modules of Keras and TensorFlow that have a name, with this value, or that are so named."""
     modules = {m: vars(found) for m, found in sys.modules.items() if m.startswith(_ROOTS) and found}
-    return sorted(
-        m
-        for m, has in modules.items()
-        if (has.get(name) is value if value else name in has or m.endswith(f".{name}"))
-    )
+    if value is None:
+        return sorted(m for m, has in modules.items() if name in has or m.endswith(f".{name}"))
+    return sorted(m for m, has in modules.items() if has.get(name) is value)
 
 
 _ROOTS = ("keras.src.", "tensorflow.python.")
-_PACKAGES = ("callbacks", "compat", "distribute", "mixed_precision", "optimizers", "state", "trainer")
 
 
-def _list_uses() -> dict[str, set[str]]:
-    """Return the files that use each name of `upstream_places.py`, and each attribute of one, as `name.attribute`."""
-    found: dict[str, set[str]] = {}
-    for path in (path for package in _PACKAGES for path in (_HERE.parent / package).rglob("*.py")):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        imports = [
-            n for n in nodes if isinstance(n, ast.ImportFrom) and (n.module or "").endswith("upstream_places")
-        ]
-        ours = {
-            each.asname or each.name: each.name for n in imports for each in n.names if each.name in PART_OF
-        }
-        read = [(n.value, n.attr) for n in nodes if isinstance(n, ast.Attribute)]
-        read = read if path.is_relative_to(_HERE) else []  # others use public attributes
-        names = [f"{ours[v.id]}.{attr}" for v, attr in read if isinstance(v, ast.Name) and v.id in ours]
-        for name in (*ours.values(), *names):
-            found.setdefault(name, set()).add(str(path.relative_to(_HERE.parent)))
-    return found
+@functools.cache
+def _read_files() -> dict[str, set[str]]:
+    """Return the words of each file of the library that uses names, not of their tables alone."""
+    home = Path(__file__).parents[1]
+    paths = [path for found in home.glob("*/__init__.py") for path in found.parent.rglob("*.py")]
+    words = {str(path.relative_to(home)): set(re.findall(r"\w+", path.read_text())) for path in paths}
+    return {file: found for file, found in words.items() if file != "compat/versions.py"}
 
 
-def _find_files(name: str) -> list[str]:
-    """Return the files of `compat` that have a name, or else those of the whole library."""
-    word = re.compile(rf"\b{re.split('[.:]', name)[-1]}\b")
-    files = {str(path.relative_to(_HERE.parent)): path.read_text() for path in _HERE.parent.glob("*/**/*.py")}
-    found = sorted(file for file, text in files.items() if word.search(text))
-    return [file for file in found if file.startswith("compat/")] or found
+def find_files(name: str) -> list[str]:
+    """Return the files of `compat`, or else of the library, that have the last word of a name, or an attribute of it."""
+    word = re.split("[.:]", name)[-1]
+    found = {file for file, words in _read_files().items() if word in words}
+    found = found or {f for each in read_forms() if each.startswith(f"{name}.") for f in find_files(each)}
+    return sorted(file for file in found if file.startswith("compat/")) or sorted(found)
 
 
-def list_forms() -> dict[str, str]:
-    """Return the form of every name, and of every attribute that is used of a module of `upstream_places.py`."""
-    return {name: describe(name) for name in dict.fromkeys([*list_names(), *_list_uses()])}
+def _find_failure(name: str) -> str:
+    """Return how the import of a module fails that is there and should have the name; "" if none does."""
+    for place in find_places(name.partition(".")[0]):
+        try:
+            importlib.import_module(place)
+        except Exception as error:
+            if not f"{place}.".startswith(f"{getattr(error, 'name', None)}."):
+                return f", {error!r}"
+    return ""
 
 
 def find_changes() -> Iterator[tuple[str, str, str]]:
     """Yield each name with a form that no tested version had, the form, and the files that use it."""
-    known = {tuple(line.split(" ", 1)) for line in SIGNATURES.read_text().splitlines()}
-    uses = _list_uses()
-    for name, form in list_forms().items():
-        if (name, form) in known:
+    known = read_forms()
+    for root in SUPPORTED:
+        try:
+            importlib.import_module(root)
+        except Exception as error:
+            yield root, f"cannot be imported: {error!r}", "Unisono needs it; nothing else was compared."
+            return
+    for name in list_names():
+        try:
+            form = describe(name)
+        except Exception as error:  # of an object that is nothing like those that were tested
+            form = f"not comparable: {error!r}"
+        if form in known.get(name, ()):
             continue
         if form == "missing":
             original = re.split("[.:]", (find_places(name) or [name])[-1])[-1]
-            form = f"missing; other places: {', '.join(_modules_with(original)[:3]) or 'none'}"
-        yield (
-            name,
-            form,
-            f"{part_of(name)} needs it ({', '.join(sorted(uses.get(name) or _find_files(name)))}).",
-        )
+            form = f"missing{_find_failure(name)}; other places: {', '.join(_modules_with(original)[:3]) or 'none'}"
+        yield name, form, f"{part_of(name)} needs it ({', '.join(find_files(name))})."

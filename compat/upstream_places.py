@@ -63,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name not in PART_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for place in find_places(name):
-        with contextlib.suppress(ImportError, AttributeError):
+        with contextlib.suppress(Exception):  # a module may be broken
             found = globals()[name] = pkgutil.resolve_name(place)
             return found
     return Missing(name)

@@ -128,10 +128,7 @@ class Layout:
 
     def whole(self, parts: Sequence[tf.Tensor], shape: Sequence[int]) -> tf.Tensor:
         """Return the whole tensor of a shape, from the parts of all replicas."""
-        found, divided = (
-            [parts[replica] for replica in self.mesh.replicas],
-            [*zip(self.mesh.shape, self.axes)],
-        )
+        found, divided = [parts[each] for each in self.mesh.replicas], [*zip(self.mesh.shape, self.axes)]
         if self.is_flat:
             each, (count, _) = len(found) // self.mesh.shape[0], divided.pop(0)
             rows = [tf.concat(found[n::each], 0) for n in range(each)]
@@ -263,27 +260,22 @@ def combine_in_groups(
     mesh = mesh_of()
 
     def across(strategy: tf.distribute.Strategy, values: list[Any]) -> list[Any]:
-        found = []
+        found, first = [], first_local_replica(strategy)
         for value, axis, concat in zip(values, axes, along):
             local, made = strategy.experimental_local_results(value), []
             for number, mine in enumerate(local):
-                group = mesh.group(first_local_replica(strategy) + number, axis)
+                group, place = mesh.group(first + number, axis), mesh.place(first + number)[axis]
                 with tf.device(mine.device):
-                    place = mesh.place(first_local_replica(strategy) + number)[axis]
-                    if len(group) < 2:
-                        made.append(tf.identity(mine[0] if concat == MATRICES else mine))
-                    elif len(local) < strategy.num_replicas_in_sync:
-                        launcher = launcher_in_group(
-                            strategy, number, axis * len(mesh.replicas) + group[0], len(group)
-                        )
-                        total = _launch(
+                    if len(group) > 1 and len(local) < strategy.num_replicas_in_sync:
+                        key = axis * len(mesh.replicas) + group[0]
+                        launcher = launcher_in_group(strategy, number, key, len(group))
+                        own = _launch(
                             launcher, mine, None if concat == MATRICES else concat, equal and axis > 0
                         )
-                        made.append(total[place] if concat == MATRICES else total)
+                        made.append(own[place] if concat == MATRICES else own)
                     else:
-                        members = [local[replica] for replica in group]
-                        if concat == MATRICES:
-                            members = [member[place] for member in members]
+                        members = [local[each] if len(group) > 1 else mine for each in group]
+                        members = [each[place] for each in members] if concat == MATRICES else members
                         summed = concat in (None, MATRICES)
                         made.append(tf.add_n(members) if summed else tf.concat(members, concat))
             found.append(PerReplica(made))

@@ -189,16 +189,13 @@ class _Object(io.RawIOBase):
         end = min(self._at + len(buffer), self._size)
         if end <= self._at:
             return 0
-        path = self._path
-        part = ask_store(
-            path, lambda: _whole(path.fs.cat_file(path.path, start=self._at, end=end), end - self._at)
-        )
-        buffer[: len(part)] = part
-        self._at = end
-        return len(part)
 
+        def read() -> bytes:
+            part = self._path.fs.cat_file(self._path.path, start=self._at, end=end)
+            if len(part) != end - self._at:
+                raise OSError(errno.EIO, f"{len(part)} of {end - self._at} bytes were read")
+            return part
 
-def _whole(part: bytes, size: int) -> bytes:
-    if len(part) != size:
-        raise OSError(errno.EIO, f"{len(part)} of {size} bytes were read")
-    return part
+        buffer[: end - self._at] = ask_store(self._path, read)
+        begin, self._at = self._at, end
+        return end - begin

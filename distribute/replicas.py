@@ -128,7 +128,8 @@ def all_reduce_sum_packed(
     tensors = list(tensors)
     if num_replicas() == 1:
         return tensors
-    small = [i for i, tensor in enumerate(tensors) if below is None or _has_fewer(tensor, below)]
+    counts = [None if isinstance(t, tf.IndexedSlices) else t.shape.num_elements() for t in tensors]
+    small = [i for i, n in enumerate(counts) if below is None or (n is not None and n < below)]
     of_dtypes = _by_dtype([tensors[i] for i in small])
     groups = [[small[i] for i in group] for group in of_dtypes if len(group) > 1]
     alone = sorted(set(range(len(tensors))).difference(*groups))
@@ -142,11 +143,6 @@ def all_reduce_sum_packed(
             part = tf.reshape(part, tensors[i].shape if known else tf.shape(tensors[i]))
             result[i] = part if known else tf.ensure_shape(part, tensors[i].shape)
     return [result[i] for i in range(len(tensors))]
-
-
-def _has_fewer(tensor: Any, elements: int) -> bool:
-    size = None if isinstance(tensor, tf.IndexedSlices) else tensor.shape.num_elements()
-    return size is not None and size < elements
 
 
 def local_copy(variable: Any) -> tf.Variable:

@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..compat.patches import ACCUMULATING, replace_functions
+from ..compat.patches import replace_functions
+from ..compat.register import ACCUMULATING
 from ..compat.thread_context import ThreadContext
 from ..compat.wrong_use import WrongUse
 

@@ -48,13 +48,13 @@ def check_progress(optimizer: Any, diagnose: Callable[[float], Any] | None = Non
     """
     for each in _find_scaled(optimizer):
         in_a_row, scale = int(each.skipped_in_a_row.numpy()), float(each.dynamic_scale.numpy())
-        at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.fixed
+        at_floor = in_a_row > 0 and scale <= each.min_scale and not each.rule.is_fixed
         if in_a_row < MAX_SKIPPED_IN_A_ROW and not at_floor:
             continue
         reason = f"its floor is {each.min_scale:g}" if at_floor else f"the limit is {MAX_SKIPPED_IN_A_ROW}"
         where = "Call unisono.mixed_precision.diagnose(model, batch) to see where they stop being finite"
         if diagnose is not None:
-            where = str(diagnose(scale if each.rule.fixed else 2 * scale)).rstrip(".")
+            where = str(diagnose(scale if each.rule.is_fixed else 2 * scale)).rstrip(".")
         raise LossScaleError(
             f"The last {in_a_row} steps were skipped because their gradients are not finite, and the loss scale of "
             f"optimizer {each.name!r} is {scale:g} ({reason}). {where}. Look for a "

@@ -3,6 +3,7 @@
 Hand-written classes register themselves here, so this module imports none of them.
 """
 
+import inspect
 import re
 from typing import Any
 
@@ -16,13 +17,13 @@ from .building import build_outside, inner_optimizers
 from .hyperparameters import check_optimizer, with_checked_arguments
 
 _classes: dict[type, type] = {}
-_ARGS = "\n    Args:\n"
+_ARGS = "\nArgs:\n"
 _ARGUMENTS = """\
-        gradient_transformers: List of callables that take and return a list of
-            (gradient, variable) pairs; called in order on the aggregated,
-            unscaled gradients, before clipping.
-        gradient_aggregator: Callable that takes and returns such a list in replica
-            context; the default sums over all replicas.
+    gradient_transformers: List of callables that take and return a list of
+        (gradient, variable) pairs; called in order on the aggregated,
+        unscaled gradients, before clipping.
+    gradient_aggregator: Callable that takes and returns such a list in replica
+        context; the default sums over all replicas.
 """
 
 
@@ -106,13 +107,15 @@ def rebuild(content: Any, read: Any = None) -> Any:
 
 def _public_docstring(cls: type) -> str:
     """Return Keras' docstring with our arguments, and an example that runs instead of Keras'."""
-    doc = re.sub(r"\n    Example:\n(\n?(    >>>|     ).*\n(    .+\n)*)+", "", cls.__doc__ or "")
+    # Python 3.13 removes the indentation itself.
+    text = f"{inspect.cleandoc(cls.__doc__ or '')}\n"
+    text = re.sub(r"\nExample:\n(\n?(>>>| ).*\n(.+\n)*)+", "", text)
     argument = "lambda variable: unisono.optimizers.SGD()" if cls.__name__ == "MultiOptimizer" else "0.01"
-    return f"""{doc.replace(_ARGS, _ARGS + _ARGUMENTS).rstrip()}
+    return f"""{text.replace(_ARGS, _ARGS + _ARGUMENTS).rstrip()}
 
-    Examples:
-        >>> optimizer, weight = unisono.optimizers.{cls.__name__}({argument}), keras.Variable(1.0)
-        >>> count = optimizer.apply_gradients([(tf.constant(0.5), weight)])
-        >>> float(weight) < 1.0
-        True
-    """
+Examples:
+    >>> optimizer, weight = unisono.optimizers.{cls.__name__}({argument}), keras.Variable(1.0)
+    >>> count = optimizer.apply_gradients([(tf.constant(0.5), weight)])
+    >>> float(weight) < 1.0
+    True
+"""

@@ -24,7 +24,7 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow"
 _MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
 _MOST_VISITS = 100_000
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
-_NO_HOLDERS = (type, tf.Tensor, np.ndarray)
+_NO_HOLDERS = (tf.Tensor, np.ndarray)
 
 WITH_VARIABLE = (tf.random.Generator, keras.random.SeedGenerator)
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
@@ -57,8 +57,11 @@ def is_state_of_python(state: dict[str, Any]) -> bool:
     return isinstance(state["gauss"], float | None)
 
 
-def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> None:
-    """Restore each generator that has a saved state and still exists, but not those that the input restores (`owned`)."""
+def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any] = ()) -> list[str]:
+    """Restore each generator that has a saved state and still exists, but not those that the input restores (`owned`).
+
+    Return the names of those that do not exist.
+    """
     kept = {id(raw_value(each)) for each in owned}
     if "keras" in state:
         # Making Keras' generator draws from Python's: Python's is therefore set after it.
@@ -79,9 +82,11 @@ def restore(state: dict[str, Any], held: Mapping[str, Any], owned: Sequence[Any]
         np.random.set_state(state["numpy"])
     if id(GLOBAL_GENERATORS["random"]) not in kept:
         random.setstate(_python_tuple(state["python"]))
-    for name, text in state.get("held", {}).items():
-        if name in held and id(raw_value(getattr(held[name], "state", held[name]))) not in kept:
+    saved_states = state.get("held", {})
+    for name, text in saved_states.items():
+        if name in held and id(state_of(held[name])) not in kept:
             set_from_text(held[name], text)
+    return sorted(saved_states.keys() - held.keys())
 
 
 def _python_state(state: Sequence[Any]) -> dict[str, Any]:
@@ -97,10 +102,21 @@ def mark_of(generator: Any) -> bytes:
     """Return the state of a generator, which is equal as long as nothing draws from it."""
     if isinstance(generator, random.Random):
         return pickle.dumps(generator.getstate())
-    if isinstance(generator, WITH_VARIABLE):
-        return pickle.dumps(tf.convert_to_tensor(generator.state).numpy())
-    legacy = isinstance(generator, np.random.RandomState)
-    return pickle.dumps(generator.get_state(legacy=False) if legacy else generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return pickle.dumps(generator.get_state(legacy=False))
+    if isinstance(generator, np.random.Generator):
+        return pickle.dumps(generator.bit_generator.state)
+    return pickle.dumps(tf.convert_to_tensor(state_of(generator)).numpy())
+
+
+def mark_each(generators: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the state of each generator, by its name."""
+    return {name: mark_of(each) for name, each in generators.items()}
+
+
+def state_of(generator: Any) -> Any:
+    """Return what changes with each draw: the variable of a generator of TensorFlow or Keras, else the generator."""
+    return raw_value(getattr(generator, "state", generator))
 
 
 def text_of(generator: Any, mark: bytes | None = None) -> str:
@@ -131,16 +147,28 @@ def _with_arrays(state: Any) -> Any:
     return np.asarray(state, np.uint64) if isinstance(state, list) else state
 
 
-def name_each(generators: Iterable[Any]) -> dict[str, Any]:
+def find_named(callbacks: Iterable[Any]) -> dict[str, Any]:
     """Return the generators of `BackupAndRestore(generators=)` by name."""
-    return {f"generators[{i}]": each for i, each in enumerate(generators)}
+    named = [each for callback in callbacks for each in getattr(callback, "generators", ())]
+    return {f"generators[{i}]": each for i, each in enumerate(named)}
+
+
+def find_global() -> dict[str, Any]:
+    """Return the generators of the libraries that exist by now; what is drawn from them may make others."""
+    found = {
+        **GLOBAL_GENERATORS,
+        "keras.random": private.global_seed_generator_state(),
+        "tf.random": private.global_generator(),
+        "tf.random's seeds": private.eager_seed_source(),
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def find_generators(roots: Mapping[str, Any]) -> dict[str, Any]:
     """Return NumPy's and Python's generators that `roots` reach, by the way to each, the same in every process.
 
     The user's own objects are followed: functions with their closures, defaults and modules, whatever they use there, and
-    objects with their attributes and methods. Libraries are not.
+    objects with their attributes and classes. Libraries are not.
     """
     known = {id(generator): name for name, generator in GLOBAL_GENERATORS.items()}
     return {
@@ -191,19 +219,18 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         return [("", vars(value))] if is_own_file(getattr(value, "__file__", None) or "<frozen") else ()
     if isinstance(value, tf.types.experimental.PolymorphicFunction):
         return [("", getattr(value, "python_function", None))]
+    if isinstance(value, type):
+        held = [
+            item
+            for base in value.__mro__
+            if is_of_user(base.__module__)
+            for item in sorted(vars(base).items())
+        ]
+        return [(f".{name}", getattr(each, "__func__", getattr(each, "fget", each))) for name, each in held]
     holds = hasattr(value, "__dict__") and not isinstance(value, _NO_HOLDERS)
     if holds and is_of_user(type(value).__module__):
-        return [*((f".{name}", part) for name, part in sorted(vars(value).items())), *_methods(type(value))]
+        return [*((f".{name}", part) for name, part in sorted(vars(value).items())), ("", type(value))]
     return ()
-
-
-def _methods(cls: type) -> Iterator[tuple[str, Any]]:
-    for base in cls.__mro__:
-        if is_of_user(base.__module__):
-            for name, member in sorted(vars(base).items()):
-                member = getattr(member, "__func__", getattr(member, "fget", member))
-                if isinstance(member, types.FunctionType):
-                    yield f".{name}", member
 
 
 def find_closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -220,6 +247,6 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
         yield "", function.__globals__
 
 
-def is_of_user(module: str | None) -> bool:
+def is_of_user(module: Any) -> bool:
     """Return whether neither Python nor one of the libraries that are known defines it."""
-    return (module or "").partition(".")[0] not in _LIBRARIES
+    return str(module or "").partition(".")[0] not in _LIBRARIES  # a class may have anything there

@@ -1,15 +1,7 @@
 """Model.fit: the step, its compilation, and the loop over epochs."""
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
-from .model import (
-    Model,
-    Sequential,
-    adopt,
-    clone_model,
-    load_model,
-    model_from_json,
-    synchronize_batch_norm,
-)
+from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json, synchronize_batch_norm
 from .model_memory import model_memory
 from .replica_step import replica_step
 from .step.global_loss import rowwise

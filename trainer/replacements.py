@@ -1,4 +1,4 @@
-"""The replacements of functions: `compat/patches.py` has the list, with reasons."""
+"""The replacements of functions: `compat/register.py` has the list, with reasons."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..compat.keras_private.variables import direct_writes, raw_value, stateless_scope
-from ..compat.patches import WRITES_OF_PLACES, add, provide
+from ..compat.patches import add, provide
+from ..compat.register import WRITES_OF_PLACES
 from ..compat.tensorflow_graphs.equal_operations import once_where_asked
 from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs

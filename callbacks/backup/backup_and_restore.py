@@ -3,7 +3,7 @@
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from .files import shard_files
 from .files.background import BackgroundWriter
 from .files.container import report_damage
 from .files.owner import FolderOwner
-from .files.store import BackupStore, Found, backup_directory
+from .files.store import BackupStore, backup_directory
 from .resuming import announce, build_optimizer, on_all_workers
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, say_stopped, stop
 
@@ -109,16 +109,13 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if not isinstance(identity, str | None):
             raise ValueError(f"`identity` must be None or a str. Received: {show(identity)}")
         self.declared = identity
-        kinds = (*GENERATORS, *WITH_VARIABLE)
-        if not isinstance(generators, list | tuple) or not all(
-            isinstance(each, kinds) for each in generators
-        ):
+        listed = isinstance(generators, list | tuple)
+        if not listed or not all(isinstance(each, (*GENERATORS, *WITH_VARIABLE)) for each in generators):
             raise ValueError(
                 f"`generators` must be a list of random generators. Received: {show(generators)}"
             )
         self.generators = list(generators)
-        self.stall_seconds = 0.0
-        self.saves = 0
+        self.stall_seconds, self.saves = 0.0, 0
         self.initial_epoch = self.initial_step = 0
         self._clock = time.monotonic
         self._owner = FolderOwner(self.directory, runs=self._runs)
@@ -146,7 +143,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._steps_before_epoch = self._saved_at_step = 0
         self._exactness = ExactnessCheck(self.model, fit_state)
         self._identity = identity_of(self.model, fit_state, self.declared)
-        self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self.directory, self._open))
+        self._resume(fit_state, *on_all_workers(self.model, fit_state.chief, self._store, self._owner))
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
         self._exactness.check()
         self._saved_at_time = self._clock()
@@ -221,21 +218,6 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
             warnings.warn(str(error))
         finally:
             self._owner.release()
-
-    def _open(self, read: Callable[[Path], Any]) -> Found:
-        """Take the directory and look for a backup. Context: the chief."""
-        self._store.prepare()
-        self._owner.acquire()
-        self._store.remove_leftovers()
-        found = self._store.newest_good(read)
-        others = self._store.others() if found.path is None else []
-        if others:
-            print(
-                f"{self.directory} also contains backups of other `fit` calls of this script, such as {others[0].name}, "
-                f"which this call (number {self._store.fit}) ignores.",
-                flush=True,
-            )
-        return found
 
     def _resume(self, fit_state: FitState, path: Path | None, content: Any, problems: list[str]) -> None:
         for problem in problems:

@@ -5,16 +5,16 @@ import gc
 import random
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from ...compat.keras_private.seed_generators import eager_seed_source, global_generator
 from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
-from ...state.random_state import GENERATORS, GLOBAL_GENERATORS, is_of_user, mark_of
+from ...state.random_state import GENERATORS, find_global, find_named, mark_of, state_of
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from .snapshot import find_held_generators
@@ -24,6 +24,8 @@ _ONE_WAY = (
     "generator and skips the batches already used, which is right only if the new one yields the same batches. Use a "
     "keras.utils.PyDataset or a tf.data.Dataset to resume bit-for-bit in any case."
 )
+# Whose own generators change no number of a model.
+_LIBRARIES = ("keras", "tensorflow", "unisono", "tempfile")
 
 
 class ExactnessCheck:
@@ -32,9 +34,10 @@ class ExactnessCheck:
     def __init__(self, model: TrainedModel, fit_state: FitState) -> None:
         """Begin to watch the inputs, before a backup moves them."""
         self._model, self._fit_state, self._checks, self._found = model, fit_state, 0, False
+        self._first: dict[int, tuple[Any, bytes]] = {}  # every generator, by its id, and its first state
         self._inputs = [each for each in (fit_state.source, fit_state.validation) if hasattr(each, "watch")]
         for source in self._inputs:
-            source.watch()
+            source.watch(find_named(fit_state.callbacks))
 
     def check(self) -> None:
         """Check at the beginning, and before each save."""
@@ -46,9 +49,7 @@ class ExactnessCheck:
             _cut(fit_state.validation),
             _adds_in_any_order(model),
         ]
-        if (
-            self._checks < 3
-        ):  # the steps are compiled, and the second save knows the generators that the first step has made
+        if self._checks < 3:  # the steps are compiled, and the second save knows what the first step has made
             reasons += [
                 _explain_shared_variable(model, fit_state),
                 _draws_in_kernels(model),
@@ -61,15 +62,14 @@ class ExactnessCheck:
 
     def _explain_unnamed(self) -> str | None:
         """Return the warning if a generator moves that no backup holds. What libraries hold changes no number."""
-        before, self._alive = (self._alive if self._checks else {}), _find_alive()
-        known = [*find_held_generators(self._model, self._fit_state).values(), *GLOBAL_GENERATORS.values()]
+        known = [*find_held_generators(self._model, self._fit_state).values(), *find_global().values()]
         known += [each for group in variables_of(self._model).values() for each in group]
-        known += [global_generator(), eager_seed_source()]
         known += [each for source in self._inputs for each in source.find_restored()]
-        restored = {id(_state_of(each)) for each in known}
-        for number, (generator, mark) in before.items():
-            moved = number in self._alive and self._alive[number][1] != mark
-            if moved and id(_state_of(generator)) not in restored and not _is_of_library(generator):
+        restored = {id(state_of(each)) for each in known}
+        for generator, mark in _find_alive():
+            _, first = self._first.setdefault(id(generator), (generator, mark))  # the object keeps its id
+            moved = mark != first and id(state_of(generator)) not in restored
+            if moved and not _is_of_library(generator):
                 return (
                     f"A resumed run cannot be exact, because something draws from a {type(generator).__name__} "
                     f"({_find_place(generator)}) that is in no backup: pass it as `generators` of BackupAndRestore, or hold "
@@ -78,16 +78,15 @@ class ExactnessCheck:
         return None
 
 
-def _state_of(generator: Any) -> Any:
-    return raw_value(getattr(generator, "state", generator))
-
-
 def _is_of_library(generator: Any) -> bool:
-    modules = [type(holder).__module__ for holder in gc.get_referrers(generator)]
-    return any(module != "builtins" and not is_of_user(module) for module in modules)
+    """Return whether an object or a module of a library that draws for itself holds a generator."""
+    holders = gc.get_referrers(generator)
+    modules = [each.get("__name__") if isinstance(each, dict) else type(each).__module__ for each in holders]
+    return any(str(module).partition(".")[0] in _LIBRARIES for module in modules)
 
 
 def _find_place(generator: Any) -> str:
+    """Return the module and the name of a generator there."""
     modules = [(name, getattr(each, "__dict__", {})) for name, each in [*sys.modules.items()]]
     places = (f"{name}.{key}" for name, held in modules for key in [*held] if held.get(key) is generator)
     return next(places, "held in no module")
@@ -124,7 +123,7 @@ def _why_inexact(source: Any) -> str | None:
 
 def _cut(validation: Any) -> str | None:
     """Return the warning if every validation pass leaves a pipeline that has drawn further than it was read."""
-    steps = validation.position.given_steps if getattr(validation, "owned", ()) else None
+    steps = validation.position.given_steps if getattr(validation, "own_state", ()) else None
     if steps is None:
         return None
     return (
@@ -135,7 +134,9 @@ def _cut(validation: Any) -> str | None:
 
 def _explain_shared_variable(model: TrainedModel, fit_state: FitState) -> str | None:
     """Return the warning if both inputs, or an input and the steps, once compiled, use the state of one generator."""
-    x, validation = (list(getattr(each, "owned", ())) for each in (fit_state.source, fit_state.validation))
+    x, validation = (
+        list(getattr(each, "own_state", ())) for each in (fit_state.source, fit_state.validation)
+    )
     graph = getattr(model.train_function, "graph", lambda: None)()
     used = {id(captured) for captured, _ in graph.captures} if graph is not None else set()
     by_model = [each for each in (*x, *validation) if id(getattr(raw_value(each), "handle", None)) in used]
@@ -148,11 +149,11 @@ def _explain_shared_variable(model: TrainedModel, fit_state: FitState) -> str | 
     )
 
 
-def _find_alive() -> dict[int, tuple[Any, bytes]]:
-    """Return every generator of this process, wherever it is, by its id, with its mark. It takes a tenth of a second."""
-    kinds, alive = (*GENERATORS, tf.random.Generator), {}
-    for each in [each for each in gc.get_objects() if issubclass(type(each), kinds)]:
-        if not isinstance(each, random.SystemRandom):
-            with contextlib.suppress(AttributeError, NotImplementedError):  # of a generator in a graph
-                alive[id(each)] = each, mark_of(each)
-    return alive
+def _find_alive() -> Iterator[tuple[Any, bytes]]:
+    """Yield every generator of this process, wherever it is, with its mark."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (*GENERATORS, tf.random.Generator))}
+    kinds.discard(random.SystemRandom)
+    for each in [each for each in objects if type(each) in kinds]:
+        with contextlib.suppress(AttributeError, NotImplementedError):  # of a generator in a graph
+            yield each, mark_of(each)

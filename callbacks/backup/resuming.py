@@ -10,31 +10,45 @@ from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from ..safe_file import SaveError
 from .files.container import BackupMismatchError, NewerFormatError
+from .files.owner import FolderOwner
 from .files.shard_files import own_are_enough
-from .files.store import Found, read_checked
+from .files.store import BackupStore, Found, read_checked
 
 # Those that every worker raises if the chief does; any other OSError is a SaveError elsewhere.
 _ERRORS = (NewerFormatError, BackupMismatchError, SaveError)
 
 
-def on_all_workers(
-    model: TrainedModel, chief: bool, directory: Path, find: Callable[[Callable[[Path], Any]], Found]
-) -> Found:
-    """Return the backup that `find(read)` finds on the chief to all workers: all resume there or raise the same error."""
+def on_all_workers(model: TrainedModel, chief: bool, store: BackupStore, owner: FolderOwner) -> Found:
+    """Return the backup that the chief finds to all workers: all resume there or raise the same error."""
     strategy = model.distribute_strategy
     if not chief:
         answer: dict[str, Any] = gather_json(None, strategy)[0] or {"name": ""}  # it trains alone: no file
         if "error" in answer:
             raise next(kind for kind in _ERRORS if kind.__name__ == answer["kind"])(answer["error"])
-        path = directory / answer["name"] if answer["name"] else None
+        path = store.directory / answer["name"] if answer["name"] else None
         return Found(path, content_for(model, path) if path else None, [])
     try:
-        found = find(functools.partial(content_for, model))
+        found = _find_backup(store, owner, functools.partial(content_for, model))
     except (*_ERRORS, OSError) as error:
         kind = next((kind for kind in _ERRORS if isinstance(error, kind)), SaveError)
         gather_json({"error": str(error), "kind": kind.__name__}, strategy)
         raise
     gather_json({"name": found.path.name if found.path else None}, strategy)
+    return found
+
+
+def _find_backup(store: BackupStore, owner: FolderOwner, read: Callable[[Path], Any]) -> Found:
+    """Take the directory and look for a backup. Context: the chief."""
+    store.prepare()
+    owner.acquire()
+    store.remove_leftovers()
+    found = store.newest_good(read)
+    if found.path is None and (others := store.others()):
+        print(
+            f"{store.directory} also contains backups of other `fit` calls of this script, such as {others[0].name}, "
+            f"which this call (number {store.fit}) ignores.",
+            flush=True,
+        )
     return found
 
 
@@ -73,8 +87,5 @@ def announce(path: Path, content: dict[str, Any], fit_state: FitState, left_over
         by = "skip"  # between passes, or where the checkpoint would have been incomplete
     where = "in its validation" if calendar["in_validation"] else f"step {calendar['step']}"
     by = "of your loop" if fit_state.custom_loop else ways.get(by, "by the source")
-    lost = f"; no callback for the state of {', '.join(left_over)}" if left_over else ""
-    print(
-        f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}; position in the data: {by}{lost}.",
-        flush=True,
-    )
+    found = [f"Resuming from {path} at epoch {calendar['epoch'] + 1}, {where}", f"position in the data: {by}"]
+    print(f"{'; '.join([*found, *left_over])}.", flush=True)

@@ -106,9 +106,8 @@ def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, An
 def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
     """Return the generators of NumPy and Python that are named, or that layers, the loss and callbacks lead to."""
     callbacks = callback_state.name_callbacks(fit_state.callbacks)
-    named = [each for c in fit_state.callbacks for each in getattr(c, "generators", ())]
     held = random_state.find_generators({**variable_state.find_held(model), **callbacks})
-    return {**held, **random_state.name_each(named)}
+    return {**held, **random_state.find_named(fit_state.callbacks)}
 
 
 def check(
@@ -132,21 +131,21 @@ def check(
 
 
 def restore_values(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> list[str]:
-    """Restore variables, callbacks and random generators; can be repeated. Return the states without a callback."""
+    """Restore variables, callbacks and random generators; can be repeated. Return sentences about states without a place."""
     strategy = model.distribute_strategy
     place = place_among_workers(strategy)
     inputs = [source for source in (fit_state.source, fit_state.validation) if source is not None]
-    owned = [each for source in inputs for each in getattr(source, "owned", ())]
+    owned = [each for source in inputs for each in getattr(source, "own_state", ())]
     kept = {id(raw_value(each)) for each in owned}
     for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items():
         for variable, saved in zip(members, content["variables"][group], strict=True):
             if id(raw_value(variable)) not in kept:
                 variable_state.restore(variable, saved, place)
-    left_over = callback_state.restore(fit_state.callbacks, content["callbacks"])
-    random_state.restore(
-        _own_part(content, strategy)["random"], find_held_generators(model, fit_state), owned
-    )
-    return left_over
+    callbacks = callback_state.restore(fit_state.callbacks, content["callbacks"])
+    held = find_held_generators(model, fit_state)
+    generators = random_state.restore(_own_part(content, strategy)["random"], held, owned)
+    left_over = {"callback": callbacks, "random generator": generators}
+    return [f"no {kind} for the state of {', '.join(names)}" for kind, names in left_over.items() if names]
 
 
 def restore_position(content: dict[str, Any], model: TrainedModel, fit_state: FitState) -> None:

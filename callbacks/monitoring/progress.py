@@ -112,9 +112,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
     def on_test_begin(self, logs: Any = None) -> None:
         """Begin the bar of `evaluate`; a validation inside `fit` is silent, as in Keras."""
         if not self._called_in_fit:
-            self._first_epoch = True
-            self._begin(0)
-            self._show_compiling()
+            self.on_predict_begin()
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """Begin the bar of `predict`."""

@@ -1,7 +1,6 @@
 """The graph of a functional model: its nodes in order, and how one is called."""
 
 import traceback
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,14 +104,11 @@ def first_error(error: BaseException) -> BaseException:
     """Return the error that Keras replaced by one of its type, to add the arguments of a call; else `error`."""
     while type(inner := error.__cause__ or error.__context__) is type(error):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        if not (_is_of_keras(frame) if error.__cause__ else error.__suppress_context__):
+        of_keras = frame.f_globals.get("__name__", "").startswith("keras.src.")
+        if not (of_keras if error.__cause__ else error.__suppress_context__):
             break
         error = inner  # pyright: ignore[reportAssignmentType]
     return error
-
-
-def _is_of_keras(frame: types.FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").startswith("keras.src.")
 
 
 def find_rejected_shapes(error: BaseException) -> list[list[int | None]]:

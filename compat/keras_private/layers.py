@@ -10,16 +10,7 @@ import keras
 import tensorflow as tf
 
 from ..shared_change import share_attribute
-from ..upstream_places import (
-    ConcreteFunction,
-    RestoredFunction,
-    get_keras_mask,
-    global_state,
-    in_symbolic_scope,
-    set_keras_mask,
-)
-
-__all__ = ["get_keras_mask", "in_symbolic_scope", "set_keras_mask"]
+from ..upstream_places import ConcreteFunction, RestoredFunction, global_state
 
 
 def is_own(layer: Any) -> bool:
@@ -46,16 +37,9 @@ def computes_again(layer: Any) -> bool:
 
 def find_captures(layer: Any) -> list[Any]:
     """Return what the traced functions among a layer's attributes, such as those of a SavedModel, have captured."""
-    functions = [
-        getattr(each, "concrete_functions", [each]) for each in vars(layer).values() if _is_traced(each)
-    ]
-    return [
-        captured for each in functions for function in each for captured in function.graph.external_captures
-    ]
-
-
-def _is_traced(value: Any) -> bool:
-    return isinstance(value, ConcreteFunction | RestoredFunction)
+    traced = (each for each in vars(layer).values() if isinstance(each, ConcreteFunction | RestoredFunction))
+    functions = [one for each in traced for one in getattr(each, "concrete_functions", [each])]
+    return [captured for function in functions for captured in function.graph.external_captures]
 
 
 takes_training = attrgetter("_call_has_training_arg")

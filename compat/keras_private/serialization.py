@@ -4,14 +4,7 @@ from typing import Any
 
 import keras
 
-from ..upstream_places import (
-    GLOBAL_CUSTOM_NAMES,
-    REGISTERED_OBJS_TO_NAMES,
-    KerasSaveable,
-    deserialize_keras_object,
-)
-
-__all__ = ["deserialize_keras_object"]
+from ..upstream_places import GLOBAL_CUSTOM_NAMES, REGISTERED_OBJS_TO_NAMES, KerasSaveable
 
 
 def save_as(cls: type, original: type) -> None:

@@ -16,15 +16,12 @@ from ..upstream_places import (
     autograph_artifact,
     config,
     context,
-    control_status_ctx,
     op_def_registry,
     ops,
     py_func_from_autograph,
     tf_convert,
 )
 from .gradients import is_of_a_gradient
-
-__all__ = ["control_status_ctx"]
 
 _MOST_LAYOUTS = 32  # of the arguments of one function
 _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have side effects

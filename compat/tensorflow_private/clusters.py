@@ -12,10 +12,6 @@ from ..upstream import need
 from ..upstream_places import CollectiveAllReduceExtended, context
 
 
-def _context() -> Any:
-    return context.context()
-
-
 def configure_coordination(
     leader: str, jobs: Sequence[tuple[str, int]], heartbeat_seconds: float, shutdown_seconds: float
 ) -> None:
@@ -24,10 +20,10 @@ def configure_coordination(
     The task on the device `leader` runs it. `jobs` are task types and the number of their tasks. After `heartbeat_seconds`
     of silence a task counts as dead; one that ends waits `shutdown_seconds` for the others to end.
     """
-    if _context().coordination_service is not None:
+    if context.context().coordination_service is not None:
         return
     Job: Any = coordination_config_pb2.CoordinatedJob  # pyright: ignore[reportAttributeAccessIssue]
-    _context().configure_coordination_service(
+    context.context().configure_coordination_service(
         service_type="standalone",
         service_leader=leader,
         heartbeat_timeout_in_ms=int(1000 * heartbeat_seconds),
@@ -38,35 +34,35 @@ def configure_coordination(
 
 def send_in_pieces(size: int) -> None:
     """Send collectives in chunks of `size` bytes (TensorFlow: 4,096), unless a `ConfigProto` of the program says so."""
-    config = _context()._config or tf.compat.v1.ConfigProto()
+    config = context.context()._config or tf.compat.v1.ConfigProto()
     if not config.experimental.recv_buf_max_chunk:
         config.experimental.recv_buf_max_chunk = size
-    _context()._config = config
+    context.context()._config = config
 
 
 def set_value(key: str, value: str) -> None:
     """Store a value on the coordination service; a key can be set once."""
-    _context().set_config_key_value(key, value)
+    context.context().set_config_key_value(key, value)
 
 
 def get_value(key: str, timeout_seconds: float) -> str:
     """Wait for a key to be set; a tf.errors.DeadlineExceededError if it was not in time."""
-    return _context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
+    return context.context().get_config_key_value(key, max(1, int(1000 * timeout_seconds)))
 
 
 def delete_value(key: str) -> None:
     """Delete a key."""
-    _context().delete_config_key_value(key)
+    context.context().delete_config_key_value(key)
 
 
 def abort_collectives(message: str) -> None:
     """End every collective of this process, now and later, with an UnavailableError with the text `message`."""
-    _context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
 def report_error(message: str) -> None:
     """End the collectives of every worker, with an error with the text `message`."""
-    _context().report_error_to_cluster(tf.errors.INTERNAL, message)
+    context.context().report_error_to_cluster(tf.errors.INTERNAL, message)
 
 
 def guard_multi_worker_strategies(

@@ -147,7 +147,7 @@ class _Digests:
             if name not in _IGNORED_ATTRIBUTES and not name.startswith("_"):
                 parts += [name.encode(), self._of_attribute(node.attr[name])]
         if node.op in PYTHON_CALLS:
-            functions = python_functions_of(node.attr["token"].s)
+            functions = python_functions_of(node.attr["token"].s.decode())
             parts += [self._of_python(function).encode() for function in functions]
         data = [name for name in node.input if name[0] != "^"]
         ignored = _find_ignored_inputs(node)

@@ -16,8 +16,6 @@ from ..upstream_places import (
     tensorflow_server_pb2,
 )
 
-__all__ = ["ShardedVariable"]
-
 
 class _PartialRecovery(WorkerPreemptionHandler):
     """Reconnects to the available workers. TensorFlow's own version waits until all are available, possibly for ever."""

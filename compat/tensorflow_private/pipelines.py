@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -42,16 +42,16 @@ class Transformation(NamedTuple):
     name: str
     operations: frozenset[str]
     tokens: tuple[str, ...]  # of the Python functions that it calls, in creation order
-    python: tuple[Callable[..., Any], ...]  # these functions
     variables: tuple[tf.Variable, ...]  # that its functions use
     unseeded: bool  # it draws from a seed that differs in every process
     over_shuffle: bool  # an earlier transformation changes the order in every pass
     in_any_order: bool  # it, or a pipeline in its functions, was given deterministic=False
 
     @property
-    def calls_python(self) -> bool:
-        """Whether it calls Python."""
-        return not self.operations.isdisjoint(PYTHON_CALLS)
+    def python(self) -> list[Callable[..., Any]]:
+        """The Python functions that it calls, in creation order."""
+        called = [each for token in self.tokens for each in python_functions_of(token)]
+        return list({id(function): function for function in called}.values())
 
     @property
     def caches(self) -> bool:
@@ -101,10 +101,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
         nodes += nodes_of(graph.as_graph_def())
         variables += graph.variables
     # In creation order: the order of a graph's functions differs in every process.
-    tokens = {node.attr["token"].s for node in nodes if node.op in PYTHON_CALLS}
-    tokens = sorted(tokens, key=lambda token: (len(token), token))
-    called = [each for token in tokens for each in python_functions_of(token)]
-    python = {id(function): function for function in called}.values()
+    tokens = {node.attr["token"].s.decode() for node in nodes if node.op in PYTHON_CALLS}
     seeds = [tf.get_static_value(getattr(dataset, name, None)) for name in ("_seed", "_seed2")]
     unseeded = type(dataset).__name__ == "_ShuffleDataset" and seeds == [0, 0]
     unseeded |= any(draws(node.op) and node.attr["seed"].i == node.attr["seed2"].i == 0 for node in nodes)
@@ -112,8 +109,7 @@ def transformations(dataset: Any) -> Iterator[Transformation]:
     yield Transformation(
         type(dataset).__name__,
         frozenset(node.op for node in nodes),
-        tuple(token.decode() for token in tokens),
-        tuple(python),
+        tuple(sorted(tokens, key=lambda token: (len(token), token))),
         tuple(variables),
         unseeded,
         over_shuffle=any(_gives_new_order(each.name) for each in before),
@@ -152,9 +148,9 @@ def _gives_new_order(name: str) -> bool:
     return name.lstrip("_").startswith(("ShuffleDataset", "RandomDataset"))
 
 
-def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
+def python_functions_of(token: str) -> Iterator[Callable[..., Any]]:
     """Yield the user's functions behind an operation that calls Python, which has the attribute `token`."""
-    function = py_funcs.get(token.decode())
+    function = py_funcs.get(token)
     function = getattr(function, "_func", function)  # of an EagerFunc
     if function is None:
         return
@@ -166,18 +162,11 @@ def python_functions_of(token: bytes) -> Iterator[Callable[..., Any]]:
             yield owner._generator
 
 
-class Watch(Protocol):
-    """What makes the calls of Python functions."""
-
-    def note_call(self, token: str, call: Callable[[], Any]) -> Any:
-        """Return the result of `call`."""
+_WATCHES: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-_WATCHES: weakref.WeakValueDictionary[str, Watch] = weakref.WeakValueDictionary()
-
-
-def watch_python_calls(tokens: tuple[str, ...], watch: Watch) -> None:
-    """Make the calls of these Python functions through `watch`, as long as it exists."""
+def watch_python_calls(tokens: list[str], watch: Any) -> None:
+    """Make the calls of these Python functions through `watch.note_call(token, call)`, as long as `watch` exists."""
     _WATCHES.update(dict.fromkeys(tokens, watch))
     wrap("__call__", _call_watched)
 

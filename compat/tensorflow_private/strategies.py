@@ -24,8 +24,6 @@ from ..upstream_places import (
 )
 from ..wrong_use import WrongUse
 
-__all__ = ["PerReplica"]  # one value for each local replica, as `merge_call` returns them
-
 
 def bytes_per_pack(strategy: tf.distribute.Strategy) -> int:
     """Return the `CommunicationOptions` of a MultiWorkerMirroredStrategy; 0: TensorFlow decides."""

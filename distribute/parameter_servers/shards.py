@@ -11,7 +11,8 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
-from ...compat.patches import SERVERS, provide, replace_functions, wrap
+from ...compat.patches import provide, replace_functions, wrap
+from ...compat.register import SERVERS
 from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from ...compat.upstream_places import ShardedVariable
 from ..hardware.devices import computes_on_gpu

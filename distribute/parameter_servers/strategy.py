@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.patches import SERVERS
+from ...compat.register import SERVERS
 from ...compat.tensorflow_private.parameter_servers import resolver_of
 from ...compat.upstream import need
 from ..arguments import number, show, whole_number

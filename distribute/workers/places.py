@@ -78,9 +78,13 @@ def read_place(environ: Environ | None = None) -> Place | None:
         return None
     rows = list_launchers(environ)
     found = [place for row in rows if (place := _read_row(row, environ)) is not None]
-    sized = sorted((place for place in found if place.size), key=lambda place: LEVELS.index(place.level))
-    if not sized:
-        return found[0] if found else _read_announced(rows, environ)
+    sized = sorted((place for place in found if (place.size or 0) > 1), key=_depth)
+    if not sized:  # one task is one task, whatever numbers the machines around it
+        known = [_depth(place) for place in found if place.size == 1]
+        unknown = [
+            place for place in found if place.size is None and not any(each < _depth(place) for each in known)
+        ]
+        return unknown[0] if unknown else _read_announced(rows, environ, found)
     inner = next((place for place in sized if place.rank < (place.size or 0)), None)
     if inner is None:
         raise ClusterError(
@@ -117,25 +121,34 @@ def _read_row(row: Launcher, environ: Environ) -> Place | None:
         raise ClusterError(
             f"{row.name}: the number of this process must be a whole number from 0. Received: {text!r}"
         )
-    if rank is None or (size is not None and size <= 1):
+    if rank is None or size == 0:
         return None
+    if rank and _number(_read(row.size, environ)) == 1:  # it is not the first of one
+        size = None
     variables = _show(row, environ) or "as its variables say"
     job = " ".join(environ.get(name, "") for name in row.job.split())
-    addresses = () if size is None else _read_addresses(row, environ, size, job)
+    addresses = () if size in (None, 1) else _read_addresses(row, environ, size, job)
     words = environ.get(ELASTIC, "").split() if row.name == "launch" else []
     elastic = Machines(int(words[0]), int(words[1]), words[2]) if words else None
     return Place(row.name, rank, size, addresses, job, row.level, variables, elastic)
 
 
-def _read_announced(rows: list[Launcher], environ: Environ) -> Place | None:
-    """Return a place without a number if a size is set, but no launcher's rank is, as under `salloc` without `srun`."""
-    if not any(_read(row.rank, environ) for row in rows):
-        for row in rows:
-            if (size := _number(_read(row.size, environ)) or 0) > 1:
-                return Place(
-                    row.name, 0, None, (), "", row.level, _show(row, environ) or "of the job", announced=size
-                )
+def _read_announced(rows: list[Launcher], environ: Environ, found: list[Place]) -> Place | None:
+    """Return a place without a number if a size is set, but no rank there or further in: `salloc` without `srun`."""
+    for row in rows:
+        size = _number(_read(row.size, environ)) or 0
+        numbered = (
+            found if row.size == "WORLD_SIZE" else [each for each in found if _depth(each) <= _depth(row)]
+        )
+        if size > 1 and not numbered and not _read(row.rank, environ):
+            shown = _show(row, environ) or "of the job"
+            return Place(row.name, 0, None, (), "", row.level, shown, announced=size)
     return None
+
+
+def _depth(numbered: Place | Launcher) -> int:
+    """Return how far out something is numbered; the innermost launcher counts."""
+    return LEVELS.index(numbered.level)
 
 
 def _show(row: Launcher, environ: Environ) -> str:

@@ -24,7 +24,7 @@ class ScaleRule(NamedTuple):
     max_scale: float = CEILING  # nor above; equal to `min_scale`: a fixed scale
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         """Whether the scale never moves."""
         return self.min_scale == self.max_scale
 
@@ -56,7 +56,7 @@ def next_state(state: ScaleState, finite: Any, rule: ScaleRule) -> ScaleState:
     one, zero = tf.ones((), good.dtype), tf.zeros((), good.dtype)
     counted = good + one
     grow = tf.logical_and(finite, counted >= rule.growth_steps)
-    if rule.fixed:
+    if rule.is_fixed:
         new_scale = scale
     else:
         # min(2 S, S_max), written so that 2 S is never infinite.

@@ -11,12 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...compat.keras_private.optimizers import (
-    averages_of,
-    own_variables,
-    trained_variables,
-    variable_key,
-)
+from ...compat.keras_private.optimizers import averages_of, own_variables, trained_variables, variable_key
 from ...compat.keras_private.variables import direct_writes, raw_value, with_shapes
 from ...compat.wrong_use import WrongUse
 from ...distribute.mesh import FLAT, mesh_of, to_rows
@@ -53,13 +48,7 @@ from .parts import (
     stays_whole,
     whole_value,
 )
-from .replica_rule import (
-    ReplicaRule,
-    clip,
-    constrain,
-    once_there_is_one,
-    transform,
-)
+from .replica_rule import ReplicaRule, clip, constrain, once_there_is_one, transform
 
 
 def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:

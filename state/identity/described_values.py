@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.layers import layers_within
+from ...compat.keras_private.layers import layers_of, layers_within
 from ...compat.keras_private.training import compile_config
 from ...optimizers.building import optimizers_of
 from ..random_state import is_of_user
@@ -19,6 +19,7 @@ from .described_functions import CODE, FUNCTIONS, VALUES, describe_code, describ
 
 # Names that say where a class is defined or that Keras numbers; and what follows from the rest.
 _IGNORED = ("module", "registered_name", "build_config", "compile_config", "shared_object_id")
+_LAMBDA = "<lambda>"  # which Keras writes with its file and line
 _MOST_ITEMS = 64  # of a list that is kept as it is; of a longer one a checksum
 
 
@@ -31,6 +32,7 @@ def settings_of(model: Any) -> dict[str, Any]:
         compiled = compile_config(model) if optimizer is not None else {}
         return {
             "model": _settings_of_layer(model, set()),
+            "code": plain([{"name": each.name, **_describe_own_code(each)} for each in layers_of(model)]),
             "optimizer": plain(optimizer),
             **({"other optimizers": others} if others else {}),
             "loss": plain(getattr(model, "loss", None)),
@@ -54,7 +56,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, FUNCTIONS):
         return describe_function(value)
     if hasattr(value, "get_config"):
-        return {"class": type(value).__name__, **plain(config_of(value))}
+        code = _describe_own_code(value)
+        return {"class": type(value).__name__, **plain(config_of(value)), **({"code": code} if code else {})}
     cls = value if isinstance(value, type) else type(value)
     return getattr(value, "__qualname__", cls.__qualname__) + (
         describe_code(cls) if is_of_user(cls.__module__) else ""
@@ -62,50 +65,29 @@ def plain(value: Any) -> Any:
 
 
 def config_of(value: Any) -> dict[str, Any]:
-    """Return `value.get_config()`, with the functions themselves; empty if it has none, or that fails."""
+    """Return `value.get_config()`; empty if it has none, or that fails."""
     try:
         config = value.get_config()
     except Exception:  # a custom class may have none, and training does not need it
-        config = {}
-    return _with_functions(value, dict(config) if isinstance(config, Mapping) else {})
+        return {}
+    return dict(config) if isinstance(config, Mapping) else {}
 
 
-def _with_functions(value: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of `value` with its functions instead of Keras' texts, and with its class of the user's."""
-    held, cls = getattr(value, "__dict__", {}), type(value)
-    inner = layers_within(value)
-
-    def replaced(item: Any, found: Any = None) -> Any:
-        if isinstance(item, list | tuple):
-            return [replaced(each) for each in item]
-        if not isinstance(item, Mapping):
-            return item
-        if isinstance(found, FUNCTIONS):
-            return found if item.get("class_name") == "__lambda__" else {**item, "code": found}
-        settings = item.get("config")
-        if not isinstance(settings, Mapping):
-            return item
-        name, kind = (
-            settings.get("name"),
-            item.get("class_name"),
-        )  # a class without `get_config` has no name there
-        fits = (each for each in inner if each.name == name or (name is None and type(each).__name__ == kind))
-        if (layer := next(fits, None)) is not None:
-            inner.remove(layer)
-            found = layer
-        return {**item, "config": _with_functions(found, settings)}
-
-    result = {key: replaced(item, held.get(key, held.get(f"_{key}"))) for key, item in config.items()}
-    if is_of_user(cls.__module__):
-        own = {
-            key: each for key, each in held.items() if isinstance(each, FUNCTIONS) and not hasattr(cls, key)
-        }
-        result = {
-            **own,
-            **result,
-            "source": [describe_code(base) for base in cls.__mro__ if is_of_user(base.__module__)],
-        }
-    return result
+def _describe_own_code(value: Any) -> dict[str, Any]:
+    """Return the source of an object's class, and of the functions and objects in its settings, as far as the user's."""
+    config, cls, found = config_of(value), type(value), {}
+    for name, each in getattr(value, "__dict__", {}).items():
+        functions = [
+            one for one in (each if isinstance(each, list | tuple) else [each]) if isinstance(one, FUNCTIONS)
+        ]
+        if functions and not hasattr(cls, name):
+            found[name] = plain(
+                [one for one in functions if is_of_user(getattr(one, "func", one).__module__)]
+            )
+        elif name.removeprefix("_") in config and not isinstance(each, keras.layers.Layer):
+            found[name] = _describe_own_code(each)
+    found["source"] = [describe_code(base) for base in cls.__mro__ if is_of_user(base.__module__)]
+    return {name: each for name, each in found.items() if each}
 
 
 def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> Iterator[str]:
@@ -125,8 +107,10 @@ def differences(what: str, saved: Any, now: Any, same_versions: bool = True) -> 
             item = f"{what.removesuffix(' layers')} {names[0]}" if named else f"{what} {number}"
             yield from differences(item, old, new, same_versions)
         return
-    if isinstance(saved, str) and isinstance(now, str) and not same_versions:
-        saved, now = (re.split(f"{CODE}|{VALUES}", text)[0] for text in (saved, now))
+    if isinstance(now, str) and not same_versions:
+        if now == _LAMBDA:
+            return
+        saved, now = (re.split(f"{CODE}|{VALUES}", str(text))[0] for text in (saved, now))
     if saved != now:
         yield f"{what}: {_show(saved)} in the backup, {_show(now)} now"
 
@@ -166,8 +150,11 @@ def _with_numbered_layers(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain_mapping(value: Mapping[Any, Any]) -> Any:
-    if value.get("class_name") == "__lambda__":
-        return "<lambda>"
+    dumped = value.get("value") if len(value) == 1 else None  # of an activation Keras keeps this part alone
+    if value.get("class_name") == "__lambda__" or (
+        isinstance(dumped, list | tuple) and isinstance(dumped[0], str)
+    ):
+        return _LAMBDA
     result = {}
     for key, item in value.items():
         if key in _IGNORED or (key == "learning_rate" and isinstance(item, float | int)):

@@ -108,9 +108,11 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [*found, *of_variables("model", "other")]
     same_versions = old["versions"] == new["versions"]
     parts = ["optimizer", "other optimizers", "loss", "loss_weights"]
-    for part in parts if found else [*parts, "model"]:  # its variables say it better
+    for part in parts if found else [*parts, "model", "code"]:  # its variables say it better
         old_part, new_part = old["settings"].get(part), new["settings"].get(part)
-        found += described_values.differences(part, old_part, new_part, same_versions)
+        if same_versions or part in old["settings"]:
+            what = "model" if part == "code" else part
+            found += described_values.differences(what, old_part, new_part, same_versions)
     found += described_values.differences("seed of", old["seeds"], new["seeds"])
     for part in ("data", "validation data"):
         found += _find_differences(part, old[part], new[part], same_versions)

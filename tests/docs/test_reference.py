@@ -80,6 +80,12 @@ def test_every_public_name_has_an_example_or_is_in_the_docstring_of_another():
         assert [name for name in names.split() if name.rpartition(".")[2] not in texts[other]] == []
 
 
+def test_docstrings_of_optimizers_have_our_arguments_and_one_example():
+    for name in ("Adam", "RMSprop", "ScheduleFreeAdamW"):
+        text = getattr(unisono.optimizers, name).__doc__
+        assert text.count("\nArgs:\n    gradient_transformers: ") == text.count("Example") == 1
+
+
 def test_examples_of_docstrings_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -22,7 +22,6 @@ from unisono.callbacks.backup.files import store
 X = np.ones((12, 2), "float32")
 WRONG = [None, True, -1, 2**70, 0.5, "x", [], [[]], {}]
 WRONG += [{"$array": 0}, {"$tuple": [1]}, {"$float": "nan"}, {"$bytes": 0}]
-CASES = 150
 SOURCE, CALLBACKS = ("content", "workers", 0, "source"), ("content", "callbacks")
 NEVER_RESUMED = [
     (("summary",), []),
@@ -96,7 +95,9 @@ def trained(tmp_path_factory):
     return fit, folder
 
 
-def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_path, capfd):
+@pytest.mark.short("20")
+@pytest.mark.parametrize("cases", [20, 150])
+def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_path, capfd, cases):
     fit, good = trained
     path = max((good / "b").glob("backup-*"))
     manifest, data = parts_of(path.read_bytes())
@@ -105,7 +106,7 @@ def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_pa
     with pytest.raises(Stop):
         fit(tmp_path / "right", Stopper())
     assert "Resuming from" in capfd.readouterr().out
-    drawn = rng.sample([(p, v) for p in places(manifest) for v in WRONG], CASES)
+    drawn = rng.sample([(p, v) for p in places(manifest) for v in WRONG], cases)
     for place, value in [*NEVER_RESUMED, *drawn]:
         changed = copy.deepcopy(manifest)
         inner = changed

@@ -98,7 +98,7 @@ def test_plain_keras_computes_the_same_bits_during_and_after_a_fit_of_ours(alone
 def bits_during_a_fit():
     """The results of plain Keras in another thread in the middle of a step, and at the end of an epoch."""
     import unisono
-    from unisono.compat import patches
+    from unisono.compat import register
 
     OtherThread.found = None
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -111,5 +111,5 @@ def bits_during_a_fit():
     seen = []
     watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(names["bits"]()))
     ours.fit(np.ones((6, 3)), np.ones((6, 1)), batch_size=3, verbose=0, callbacks=[watch])
-    assert not any(vars(each.owner)[each.name] is each.made[1] for each in patches.REPLACED)
+    assert not any(vars(each.owner)[each.name] is each.made[1] for each in register.REPLACED)
     return [OtherThread.found, *seen]

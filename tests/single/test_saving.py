@@ -58,6 +58,9 @@ def mobilenet() -> keras.Model:
     return keras.applications.MobileNet((32, 32, 3), alpha=0.25, weights=None, classes=3)
 
 
+BUILDERS = {"sequential": sequential, "functional": functional, "registered": registered}
+
+
 def compiled(model: Any, eager: bool = True, **arguments: Any) -> Any:
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], run_eagerly=eager, **arguments)
     return model
@@ -97,15 +100,15 @@ print("RESULT", json.dumps({"models": result, "unisono": [m for m in sys.modules
 
 
 @pytest.mark.process
-def test_models_open_in_plain_keras_that_has_never_heard_of_us(tmp_path):
-    models = {
-        "sequential": compiled(sequential()),
-        "functional": compiled(functional()),
-        "registered": compiled(registered()),
-        "mobilenet": unisono.adopt(mobilenet()),
-    }
-    with helpers.mirrored(2).scope():
-        models["mirrored"] = compiled(sequential())
+@pytest.mark.short("small")
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_models_open_in_plain_keras_that_has_never_heard_of_us(size, tmp_path):
+    if size == "small":
+        models = {name: compiled(make()) for name, make in BUILDERS.items()}
+        with helpers.mirrored(2).scope():
+            models["mirrored"] = compiled(sequential())
+    else:
+        models = {"mobilenet": unisono.adopt(mobilenet())}
     expected = {}
     for name, model in models.items():
         if name != "mobilenet":

@@ -216,8 +216,8 @@ def test_xla_for_all_of_a_step_and_exports_are_rejected(tmp_path):
         model.compile("sgd", "mse", jit_compile=True)
     try:
         model.export(tmp_path / "exported", verbose=False)
-        exported = tf.saved_model.load(tmp_path / "exported").serve(X)  # Keras 3.16 exports the values
-        np.testing.assert_allclose(exported, model.predict(X, verbose=0), rtol=1e-6)
+        exported = tf.saved_model.load(tmp_path / "exported")  # Keras 3.16 exports the values
+        np.testing.assert_allclose(exported.serve(X), model.predict(X, verbose=0), rtol=1e-6)
     except ValueError as error:
         assert "is sharded, so the model cannot be exported: save it with" in str(error)
     with pytest.raises(ValueError, match="`jit_compile=True` does not work with sharded weights"):

@@ -13,7 +13,8 @@ import tensorflow as tf
 import unisono
 import unisono.trainer  # provides the replacements
 from unisono.compat import patches
-from unisono.compat.patches import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS, replace_functions
+from unisono.compat.patches import replace_functions
+from unisono.compat.register import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS
 from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretend_replicas
 from unisono.compat.upstream_places import backend_nn, backend_numpy

@@ -1,6 +1,7 @@
 """The check at import covers every private name, and rejects a version that lacks one with a one-sentence error."""
 
 import ast
+import functools
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ import keras
 import pytest
 
 import unisono
+from tests.signatures import list_uses
 from unisono.commands import doctor
 from unisono.compat import upstream, versions
 from unisono.compat import upstream_places as places
@@ -39,7 +41,8 @@ def own_attributes(tree):
 
 
 def test_every_attribute_that_compat_touches_is_in_the_table():
-    known = {name for names in versions.ATTRIBUTES.values() for name in names.split()}
+    known = {name.rpartition(".")[2] for name in upstream.read_forms()}
+    assert list_uses() <= upstream.read_forms().keys()
     touched = set()
     for path in (ROOT / "compat").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -77,6 +80,12 @@ def test_every_private_method_that_is_overridden_is_in_the_table():
                     for name in filter(is_private, vars(base)):
                         found |= {name} if any(name in vars(c) for c in above) else set()
     assert {"_backend_update_step", "_save_model"} <= found <= known
+
+
+def test_every_name_of_the_tables_is_used_by_a_file():
+    assert [name for name in upstream.list_names() if not upstream.find_files(name)] == []
+    owners = {name.partition(".")[0] for name in upstream.read_forms() if ":" not in name}
+    assert owners == places.PART_OF.keys()
 
 
 def test_bounds_are_those_of_the_package():
@@ -203,6 +212,88 @@ def test_name_that_was_removed_moved_or_changed_is_reported_with_the_file_that_u
     assert found.keys() == expected.keys()
     for name, parts in expected.items():
         assert all(part in found[name] for part in parts), found[name]
+
+
+class Finder:
+    """Lets the import of a module fail."""
+
+    def __init__(self, module, error):
+        self.module, self.error = module, error
+
+    def find_spec(self, name, path=None, target=None):
+        if name == self.module:
+            raise self.error
+
+
+def break_module(monkeypatch, module, error):
+    monkeypatch.setattr(sys, "meta_path", [Finder(module, error), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, module)
+    parent, _, name = module.rpartition(".")
+    if parent:
+        monkeypatch.delattr(sys.modules[parent], name)
+    for name in vars(places).keys() & places.PART_OF.keys():
+        monkeypatch.delitem(vars(places), name)
+
+
+class Raises:
+    def __get__(self, *_):
+        raise RuntimeError("not to be read")
+
+
+class Odd(type):
+    def __getattribute__(cls, name):
+        raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "said"),
+    [
+        ("keras", TypeError("a bug"), "keras cannot be imported: TypeError('a bug')"),
+        (
+            "keras.src.trainers.compile_utils",
+            ModuleNotFoundError("No module named 'absent'", name="absent"),
+            "CompileLoss missing, ModuleNotFoundError(\"No module named 'absent'\"); other places: ",
+        ),
+        (
+            "tensorflow.python.distribute.sharded_variable",
+            ModuleNotFoundError("gone", name="tensorflow.python.distribute.sharded_variable"),
+            "ShardedVariable missing; other places: ",
+        ),
+        ("keras.src.models.cloning", SyntaxError("a bug"), "cloning missing, SyntaxError('a bug'); other"),
+    ],
+)
+def test_probe_reports_a_module_that_is_missing_or_fails(module, error, said, monkeypatch, capsys):
+    break_module(monkeypatch, module, error)
+    assert doctor.main(["--upstream"]) == 1
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_probe_reports_objects_that_cannot_be_compared(monkeypatch, capsys):
+    monkeypatch.setattr(places.cond_module, "cond", functools.partial(len))
+    monkeypatch.setattr(keras.losses.Loss, "__call__", Raises())
+    monkeypatch.setattr(keras.src.trainers.compile_utils, "MetricsList", Odd("MetricsList", (), {}))
+    monkeypatch.delitem(vars(places), "MetricsList", raising=False)
+    monkeypatch.setattr(keras, "__version__", None)
+    assert doctor.main(["--upstream"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "cond_module.cond function" in said
+    assert "Loss.__call__ missing" in said and "MetricsList not comparable: KeyError" in said
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"])
+@pytest.mark.parametrize("table", ["signatures.txt", "upstream_places.txt"])
+def test_probe_says_that_a_table_cannot_be_read(table, content, tmp_path, monkeypatch, capsys):
+    original = pathlib.Path.read_text
+    if content:
+        (tmp_path / table).write_bytes(content)
+    monkeypatch.setattr(
+        pathlib.Path, "read_text", lambda path: original(tmp_path / table if path.name == table else path)
+    )
+    for name in ("upstream", "upstream_places"):
+        monkeypatch.delitem(sys.modules, f"unisono.compat.{name}")
+        monkeypatch.setattr(unisono.compat, name, getattr(unisono.compat, name))  # puts it back
+    assert doctor.main(["--upstream"]) == 1
+    assert " cannot be read: " in capsys.readouterr().out
 
 
 def test_missing_name_raises_its_error_where_it_is_used(monkeypatch):

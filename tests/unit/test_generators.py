@@ -1,15 +1,19 @@
 """Random generators are found wherever programs keep them, and their states are restored bit for bit."""
 
+import collections
+import contextvars
 import functools
 import json
 import random
 import sys
+import tempfile
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from unisono.callbacks.backup import exactness
 from unisono.callbacks.backup.files import schema
 from unisono.state import random_state
 from unisono.state.random_state import (
@@ -40,8 +44,12 @@ def draws_nothing():
     return 1
 
 
+class Drawing:
+    rng = [np.random.default_rng(4)]
+
+
 OWN = np.random.default_rng(2)
-OF_THIS_MODULE = [OWN, OF_THE_MODULE, NUMPY, PYTHON]
+OF_THIS_MODULE = [OWN, OF_THE_MODULE, NUMPY, PYTHON, *Drawing.rng]
 
 
 def programs():
@@ -49,6 +57,7 @@ def programs():
     local = np.random.default_rng(3)
     return [
         ({"a": [1, {"b": OWN}]}, [OWN]),
+        (Drawing(), Drawing.rng),
         (Holder(rng=local), [local, *OF_THIS_MODULE]),
         (Holder(rng=local).draw, [local, *OF_THIS_MODULE]),
         (closure(local), [local, *OF_THIS_MODULE]),
@@ -79,7 +88,16 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     circle.itself = [circle]
     large = Holder(words=list(range(20_000)), more=circle)
     found = list(find_reached({"": large}, (np.random.Generator,)))
-    assert found == [(".more.rng", OWN), (f"{__name__}.OF_THE_MODULE", OF_THE_MODULE)]
+    ways = {".more.rng": OWN, f"{__name__}.Drawing.rng[0]": Drawing.rng[0]}
+    assert dict(found) == ways | {f"{__name__}.OF_THE_MODULE": OF_THE_MODULE}
+
+
+def test_container_of_python_hides_a_generator_and_a_library_has_its_own():
+    rng = np.random.default_rng(1)
+    held = collections.deque([rng]), functools.partial(list, rng), contextvars.ContextVar("rng", default=rng)
+    assert len(held) == 3 and not exactness._is_of_library(rng)
+    names = tempfile._RandomNameSequence()
+    assert next(names) and exactness._is_of_library(names._rng)
 
 
 @pytest.mark.parametrize(
@@ -123,3 +141,4 @@ def test_held_generators_are_part_of_the_random_state_and_those_of_the_input_are
     random_state.restore(saved, held, owned=[held["b"], NUMPY])
     assert held["a"].normal() == expected
     assert held["b"].normal() != left and np.random.rand() != global_draw
+    assert random_state.restore(saved, {"a": held["a"]}) == ["b"]

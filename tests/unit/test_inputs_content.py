@@ -34,7 +34,7 @@ def identity(*arguments, **named):
 def inexact(x):
     """Why this input cannot be resumed exactly, known after its first batches."""
     with contextlib.closing(make_source(x)) as source:
-        source.watch()
+        source.watch({})
         source.begin_epoch(0)
         next_batch(source)
         return source.inexact
@@ -263,7 +263,7 @@ def again(name, **named):
     """The source of an input as in a new process."""
     resumed_inputs.fresh()
     source = make_source(resumed_inputs.INPUTS[name](), **named)
-    source.watch()
+    source.watch({})
     return source
 
 

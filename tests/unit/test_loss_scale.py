@@ -46,7 +46,7 @@ def test_loss_scale_after_these_steps(case):
 
 
 def test_rule_whose_limits_are_equal_is_fixed():
-    assert ls.ScaleRule(min_scale=1000.0, max_scale=1000.0).fixed and not ls.ScaleRule().fixed
+    assert ls.ScaleRule(min_scale=1000.0, max_scale=1000.0).is_fixed and not ls.ScaleRule().is_fixed
 
 
 def test_loss_scale_state_keeps_dtypes_and_shapes():

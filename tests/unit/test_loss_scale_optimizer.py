@@ -198,7 +198,7 @@ def test_wrap_optimizer_asks_the_policy():
         assert not isinstance(wrap(sgd(), keras.Model()), LossScaleOptimizer)
     with mixed_precision.policy_scope("mixed_float16", loss_scale=512):
         fixed = wrap(sgd(), keras.Model())
-    assert fixed.rule.fixed and float(fixed.dynamic_scale) == 512
+    assert fixed.rule.is_fixed and float(fixed.dynamic_scale) == 512
 
 
 def test_check_progress_stops_after_the_limit_and_names_the_layer():

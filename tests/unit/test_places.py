@@ -192,6 +192,13 @@ ROWS = [
     ({"NOMAD_ALLOC_INDEX": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n0"}, "Nomad", 0, 2, "n0"),
     ({"BATCH_TASK_INDEX": "1", "BATCH_TASK_COUNT": "2", "BATCH_HOSTS_FILE": "/hosts"}, "Batch", 1, 2, None),
     (BEAKER, "Beaker", 1, 2, "cs-1"),
+    (
+        {"KERAS_DISTRIBUTION_JOB_ADDRESSES": "a:1", "KERAS_DISTRIBUTION_PROCESS_ID": "1"},
+        "KERAS_DISTRIBUTION",
+        1,
+        None,
+        None,
+    ),
     (RUNPOD, "RunPod", 1, 2, "10.65.0.2:29400"),
     ({"NODE_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, "RunPod", 1, 2, "h"),  # Lightning's
     (
@@ -298,6 +305,7 @@ def test_process_that_was_started_alone_has_no_place():
         {**ONE_TASK, "SLURM_NTASKS": "4"},
         {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "PMIX_NAMESPACE": "p@1"},
         {"NOMAD_ALLOC_INDEX": "0"},
+        {**INDEXED, "WORLD_SIZE": "1", "RANK": "0"},  # torchrun of one process in each pod
         {**BEAKER, "BEAKER_REPLICA_RANK": "0", "BEAKER_REPLICA_COUNT": "1"},
         {"BATCH_TASK_INDEX": "3", "BATCH_TASK_COUNT": "9"},  # independent tasks
         {"BATCH_TASK_INDEX": "0", "BATCH_TASK_COUNT": "1", "BATCH_HOSTS_FILE": "/hosts"},
@@ -331,6 +339,10 @@ def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
         ),
         ({"WORLD_SIZE": "8"}, "announce 8 processes, .* set RANK"),
         ({"KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}, "announce 2 processes"),
+        (
+            {"AWS_BATCH_JOB_NODE_INDEX": "0", "AWS_BATCH_JOB_NUM_NODES": "1", "PMI_SIZE": "4"},
+            "of mpirun .PMI_SIZE=4.",
+        ),
         ({"PET_NNODES": "2"}, "of Kubeflow .PET_NNODES=2. announce 2 processes"),
     ):
         place = read_place(variables)

@@ -40,15 +40,10 @@ def name_leaves(
     name: str, structure: Any, is_leaf: Callable[[Any], bool] = lambda part: False
 ) -> list[tuple[str, Any]]:
     """Return the leaves of a nest with their paths: `x['image']`, `y[0]`."""
-    if is_leaf(structure):
+    if is_leaf(structure) or not isinstance(structure, dict | list | tuple):
         return [(name, structure)]
-    if isinstance(structure, dict):
-        items = [(f"{name}[{key!r}]", part) for key, part in structure.items()]
-    elif isinstance(structure, list | tuple):
-        items = [(f"{name}[{index}]", part) for index, part in enumerate(structure)]
-    else:
-        return [(name, structure)]
-    return [leaf for path, part in items for leaf in name_leaves(path, part, is_leaf)]
+    items = structure.items() if isinstance(structure, dict) else enumerate(structure)
+    return [leaf for key, part in items for leaf in name_leaves(f"{name}[{key!r}]", part, is_leaf)]
 
 
 def all_leaves(batch: Any) -> list[tuple[str, Any]]:
@@ -121,9 +116,8 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: s
         if isinstance(leaf, tf.SparseTensor):
             return slice_sparse(leaf, start, stop, samples)
         if isinstance(leaf, SparseRows):
-            return sparse_tensor(
-                leaf.columns[start:stop], leaf.values[start:stop], leaf.sample_shape, samples
-            )
+            columns, values = leaf.columns[start:stop], leaf.values[start:stop]
+            return sparse_tensor(columns, values, leaf.sample_shape, samples)
         return leaf[start:stop]
 
 
@@ -224,10 +218,6 @@ def batch_spec(structure: Any) -> Any:
 
 def open_spec(leaf: Any) -> Any:
     """Return the `tf.TypeSpec` of an array or a spec, with an open number of samples; None for None."""
-    if leaf is None:
-        return None
-    if isinstance(leaf, np.ndarray) or (isinstance(leaf, tf.Tensor) and leaf.shape.rank):
-        return tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype)
     if is_extension(leaf):
         none = tf.type_spec_from_value(slice_samples(leaf, 0, 0))
         return tf.type_spec_from_value(leaf).most_specific_common_supertype([none]) or none

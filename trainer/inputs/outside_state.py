@@ -18,29 +18,32 @@ from ...compat.tensorflow_private.pipelines import (
     transformations,
     watch_python_calls,
 )
-from ...state import random_state
 from ...state.random_state import (
     GLOBAL_GENERATORS,
     find_generators,
+    find_global,
+    mark_each,
     mark_of,
-    name_each,
     set_from_text,
     text_of,
 )
 
 _ADVICE = "a resumed run cannot be exact; "
-
-
-def find_candidates(given: Any, named: Sequence[Any]) -> dict[str, Any]:
-    """Return the generators from which an input may draw: global ones, those that it reaches, those that a backup names."""
-    return {**GLOBAL_GENERATORS, **find_generators({"its": given}), **name_each(named)}
+_IN_PARALLEL = (
+    "x is a tf.data pipeline in which {} uses {} in parallel, in an order that differs in every run: "
+    f"{_ADVICE}pass num_parallel_calls=None, or draw with tf.random.stateless_* functions from a seed in the data, or call "
+    "tf.config.experimental.enable_op_determinism()."
+)
 
 
 class RecordedCalls:
-    """Makes calls that may draw the order of a pass, and saves the states of the generators that they draw from."""
+    """Makes calls that may draw the order of a pass, and saves the states of the generators that they draw from.
 
-    def __init__(self, given: Any, named: Sequence[Any] = ()) -> None:
-        self._generators = find_candidates(given, named)
+    They may draw from global generators, from those that `given` reaches, and from those that a backup holds by name.
+    """
+
+    def __init__(self, given: Any, named: Mapping[str, Any]) -> None:
+        self._generators = {**find_generators({"its": given}), **GLOBAL_GENERATORS, **named}
         self._before: list[dict[str, str]] = []
 
     def __len__(self) -> int:
@@ -51,34 +54,32 @@ class RecordedCalls:
         for name, text in (saved[len(self)] if len(self) < len(saved) else {}).items():
             if name in self._generators:
                 set_from_text(self._generators[name], text)
-        before = {name: text_of(generator) for name, generator in self._generators.items()}
+        before = mark_each(self._generators)
         result = function()
-        drawn = {name: text for name, text in before.items() if text_of(self._generators[name]) != text}
-        self._before.append(drawn)
+        drawn = {name: each for name, each in self._generators.items() if mark_of(each) != before[name]}
+        self._before.append({name: text_of(each, before[name]) for name, each in drawn.items()})
         return result
+
+    @contextlib.contextmanager
+    def note_draws(self) -> Iterator[list[str]]:
+        """Yield a list that afterwards names the generators from which the body has drawn."""
+        found: list[str] = []
+        before = mark_each({**self._generators, **find_global()})
+        yield found
+        now = mark_each({**self._generators, **find_global()})
+        found += [name for name, mark in now.items() if before.get(name) != mark]
 
     def find_drawn(self) -> list[Any]:
         """Return the generators from which the calls have drawn."""
         return [self._generators[name] for name in {name for call in self._before for name in call}]
 
+    def forget(self) -> None:
+        """Forget the calls, which are then made again."""
+        self._before = []
+
     def state(self) -> str:
-        """Return all calls, for `read_saved_calls`."""
+        """Return all calls as JSON: for each, the states before it of the generators that it has moved."""
         return json.dumps(self._before)
-
-
-def read_saved_calls(state: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the calls in the position of a source."""
-    return json.loads(state["calls"])
-
-
-@contextlib.contextmanager
-def notes_drawn_numbers(given: Any, named: Sequence[Any]) -> Iterator[list[str]]:
-    """Yield a list that afterwards holds the generators, global, of `given` or `named`, from which the body has drawn."""
-    found: list[str] = []
-    held = find_candidates(given, named)
-    before = _states(held)
-    yield found
-    found += [name for name, state in _states(held).items() if state != before.get(name)]
 
 
 def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
@@ -93,44 +94,52 @@ def explain_drawn_ahead(kind: str, drawn_from: list[str]) -> str | None:
     )
 
 
-def _states(held: Mapping[str, Any]) -> dict[str, str]:
-    """Return the state of each generator as text, by its name in a sentence."""
-    state = random_state.capture(held)
-    named = {"numpy.random": state["numpy"], "random": state["python"], "keras.random": state.get("keras")}
-    named["tf.random"] = [state.get("tensorflow"), state.get("tensorflow_seeds")]
-    named.update(state.get("held", {}))
-    return {name: json.dumps(part, default=lambda array: array.tolist()) for name, part in named.items()}
+class PipelineState:
+    """How a pipeline can be moved to a position, and the state from which it must be drawn again.
 
+    From which generators its Python functions draw, in threads of TensorFlow, is seen in each of their calls.
 
-class WatchedCalls:
-    """Calls of a pipeline's Python functions, made in threads of TensorFlow, and the generators that they draw from.
+    Args:
+        dataset: nothing has been drawn from it yet.
 
     Attributes:
-        generators: those from which they may draw, by name.
-        drawn: the states before the first draw, of those from which they have drawn.
-        shared: those of them from which something else has drawn between two calls.
+        never_saved: whether the checkpoint of an iterator would be incomplete; whether there is one can also depend on the
+            moment.
+        draws_first: whether the first pass must be drawn again to its end: a cache holds its elements.
+        draws_all: whether every pass must be.
     """
 
-    def __init__(self, steps: list[Transformation], named: Sequence[Any]) -> None:
-        python = {
-            f"function {i}.{j}": each for i, step in enumerate(steps) for j, each in enumerate(step.python)
-        }
-        self.generators = find_candidates(python, named)
-        self.drawn: dict[str, str] = {}
-        self.shared: set[str] = set()
-        self._last: dict[str, bytes] = {}
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._steps = steps = list(transformations(dataset))
+        variables = {id(v): v for step in steps if step.keeps_state for v in step.variables}
+        self._variables = {f"began variable {i}": v for i, v in enumerate(variables.values())}
+        self.draws_first = any(step.caches for step in steps)
+        keeps_state = any(step.keeps_state for step in steps)
+        self.draws_all = keeps_state or any(step.restarts_shuffles for step in steps)
+        lacking = any(step.tokens or step.forgets_order for step in steps)
+        self.never_saved = keeps_state or self.draws_first or lacking
+        self._inexact = _why_inexact(dataset, steps)
+        self._generators: dict[str, Any] = {}  # from which its functions may draw
+        self._last: dict[str, bytes] = {}  # the states of those that they have moved, after the last call
+        self._shared: set[str] = set()  # of these: something else has moved them between two calls
         self._blamed: dict[str, set[str]] = {}  # the functions that ran whenever a generator moved
         self._running: list[tuple[str, set[str]]] = []  # each with those that have run at the same time
-        self._parallel = {
-            token: step.name.strip("_") for step in steps if step.in_parallel for token in step.tokens
-        }
-        watch_python_calls(tuple(token for step in steps for token in step.tokens), self)
+        self._began: dict[str, Any] = {name: np.array(v.numpy()) for name, v in self._variables.items()}
+
+    def watch(self, named: Mapping[str, Any]) -> None:
+        """Watch the calls of Python from now on, before the first element is drawn."""
+        steps = enumerate(self._steps)
+        python = {f"function {i}.{j}": each for i, step in steps for j, each in enumerate(step.python)}
+        if any(step.tokens for step in self._steps):
+            found = {**find_generators(python), **GLOBAL_GENERATORS, **named}
+            self._generators = {f"began {name}": each for name, each in found.items()}
+            watch_python_calls([token for step in self._steps for token in step.tokens], self)
 
     def note_call(self, token: str, call: Callable[[], Any]) -> Any:
         """Return the result of `call`; note which generators it has moved."""
-        before = {name: mark_of(each) for name, each in self.generators.items()}
+        before = mark_each(self._generators)
         if not self._running:
-            self.shared |= {name for name, last in self._last.items() if last != before[name]}
+            self._shared |= {name for name, last in self._last.items() if last != before[name]}
         own = token, {token, *(other for other, _ in self._running)}
         for _, overlapping in self._running:
             overlapping.add(token)
@@ -139,119 +148,62 @@ class WatchedCalls:
             return call()
         finally:
             self._running.remove(own)
-            for name, mark in before.items():
-                if (now := mark_of(self.generators[name])) != mark:
-                    self.drawn.setdefault(name, text_of(self.generators[name], mark))
+            for name, now in mark_each(self._generators).items():
+                if now != before[name]:
+                    self._began.setdefault(name, text_of(self._generators[name], before[name]))
                     self._blamed[name] = self._blamed.get(name, own[1]) & own[1]
-                if name in self.drawn:
+                    self.draws_all = True
+                if name in self._began:
                     self._last[name] = now
 
-    def explain(self) -> str | None:
-        """Return why a resume would be inexact, as far as the calls have shown it."""
-        for name, blamed in self._blamed.items():
-            if (
-                tokens := self._parallel.keys() & (blamed or self._parallel)
-            ) and not operations_are_deterministic():
-                return _IN_PARALLEL.format(self._parallel[min(tokens)], name)
-        if not self.shared:
-            return None
-        return (
-            f"x and something else draw from the same random numbers ({min(self.shared)}), in an order that depends on how "
-            f"far the input is read ahead: {_ADVICE}use a separate generator for each."
-        )
-
-
-_IN_PARALLEL = (
-    "x is a tf.data pipeline in which {} uses {} in parallel, in an order that differs in every run: "
-    f"{_ADVICE}pass num_parallel_calls=None, or draw with tf.random.stateless_* functions from a seed in the data, or call "
-    "tf.config.experimental.enable_op_determinism()."
-)
-
-
-class PipelineState:
-    """How a pipeline can be moved to a position, and the state from which it must be drawn again.
-
-    Args:
-        dataset: nothing has been drawn from it yet.
-        named: generators from which it may draw, though it does not lead to them.
-
-    Attributes:
-        never_saved: whether the checkpoint of an iterator would be incomplete; whether there is one can also depend on the
-            moment.
-        draws_first: whether the first pass must be drawn again to its end: a cache holds its elements.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset, named: Sequence[Any] = ()) -> None:
-        self._dataset, self._named = dataset, named
-        self._steps = steps = list(transformations(dataset))
-        self._calls: WatchedCalls | None = None
-        variables = {id(v): v for step in steps if step.keeps_state for v in step.variables}
-        self._variables = list(variables.values())
-        keeps_state = any(step.keeps_state for step in steps)
-        self.draws_first = any(step.caches for step in steps)
-        self._draws_all = keeps_state or any(step.restarts_shuffles for step in steps)
-        lacking = any(step.calls_python or step.forgets_order for step in steps)
-        self.never_saved = keeps_state or self.draws_first or lacking
-        self._began = self._read()
-
-    def watch(self) -> None:
-        """Watch the calls of Python from now on, before the first element is drawn."""
-        if any(step.calls_python for step in self._steps):
-            self._calls = WatchedCalls(self._steps, self._named)
-
     @property
-    def _drawn(self) -> dict[str, str]:
-        return self._calls.drawn if self._calls else {}
-
-    @property
-    def draws_all(self) -> bool:
-        """Whether every pass must be drawn again to its end."""
-        return self._draws_all or bool(self._drawn)
-
-    @property
-    def owned(self) -> list[Any]:
+    def own_state(self) -> list[Any]:
         """Generators and variables that advance as the pipeline is read, maybe ahead of the steps.
 
         A resume draws from them again, and nothing else may restore them.
         """
-        return [*(self._calls.generators[name] for name in self._drawn if self._calls), *self._variables]
+        return [each for name, each in {**self._generators, **self._variables}.items() if name in self._began]
 
     @property
     def inexact(self) -> str | None:
         """Why a resumed run may get other batches, as far as it is known."""
-        return _why_inexact(self._dataset, self._steps) or (self._calls.explain() if self._calls else None)
-
-    def _read(self) -> dict[str, Any]:
-        return {f"began variable {i}": np.array(v.numpy()) for i, v in enumerate(self._variables)}
+        in_parallel = [] if operations_are_deterministic() else [s for s in self._steps if s.in_parallel]
+        for name, blamed in self._blamed.items():
+            for step in in_parallel:
+                if not blamed or blamed.intersection(step.tokens):
+                    return _IN_PARALLEL.format(step.name.strip("_"), name.removeprefix("began "))
+        if self._inexact or not self._shared:
+            return self._inexact
+        return (
+            f"x and something else draw from the same random numbers ({min(self._shared).removeprefix('began ')}), in an "
+            f"order that depends on how far the input is read ahead: {_ADVICE}use a separate generator for each."
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state of the generators and variables before the first element was drawn."""
-        return {**self._began, **{f"began {name}": text for name, text in self._drawn.items()}}
+        return dict(self._began)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore that state; reject that of a pipeline with other generators or variables."""
-        names, known = (
-            {name for name in state if name.startswith("began ")},
-            self._calls.generators if self._calls else {},
-        )
-        wrong = (names ^ self._began.keys()) - {f"began {name}" for name in known}
+        began = {name: each for name, each in state.items() if name.startswith("began ")}
+        wrong = (began.keys() ^ self._variables.keys()) - self._generators.keys()
         if wrong:
-            wrong = {name.removeprefix("began ") for name in wrong}
             raise ValueError(
                 "x is a tf.data pipeline whose random generators differ from those of the first run "
-                f"({', '.join(sorted(wrong))}); resume with that pipeline."
+                f"({', '.join(sorted(name.removeprefix('began ') for name in wrong))}); resume with that pipeline."
             )
-        for name in names - self._began.keys():
-            set_from_text(known[name.removeprefix("began ")], state[name])
-            self._draws_all = True  # which shows again from which of them it draws
-        for i, variable in enumerate(self._variables):
-            variable.assign(state[f"began variable {i}"])
-        self._began = self._read()
+        for name, saved in began.items():
+            if name in self._variables:
+                self._variables[name].assign(saved)
+            else:
+                set_from_text(self._generators[name], saved)
+                self.draws_all = True
+        self._began = began
 
 
 def draws_numbers(dataset: tf.data.Dataset) -> bool:
     """Return whether functions of a pipeline draw random numbers, or may do so in Python."""
-    return any(step.draws or step.keeps_state or step.calls_python for step in transformations(dataset))
+    return any(step.draws or step.keeps_state or step.tokens for step in transformations(dataset))
 
 
 def _why_inexact(dataset: tf.data.Dataset, steps: list[Transformation]) -> str | None:

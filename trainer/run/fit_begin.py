@@ -115,8 +115,8 @@ def _costs(model: TrainedModel, x: Any) -> Iterator[str]:
     if not isinstance(x, tf.data.Dataset):
         return
     for step in transformations(x):
-        if step.in_parallel and (step.keeps_state or step.draws or step.calls_python):
-            what = "calls Python" if step.calls_python else "draws random numbers or writes a variable"
+        if step.in_parallel and (step.keeps_state or step.draws or step.tokens):
+            what = "calls Python" if step.tokens else "draws random numbers or writes a variable"
             yield (
                 f"the {step.name.strip('_')} of the input {what}, so it is sequential: draw with tf.random.stateless_* "
                 "functions to run it in parallel"

@@ -110,10 +110,10 @@ def loss_of_samples(
         if weight is None:
             weight = float_mask
         else:
-            float_mask, weight = _same_rank(float_mask, weight)
+            float_mask, weight = squeeze_or_expand_to_same_rank(float_mask, weight)
             weight = weight * float_mask
     if weight is not None:
-        values, weight = _same_rank(values, weight)
+        values, weight = squeeze_or_expand_to_same_rank(values, weight)
         values = values * weight
     if values.shape.rank == 0:
         return values
@@ -128,7 +128,3 @@ def loss_of_samples(
         valid_total = totals.divisor(tf.stop_gradient(valid * alive))
         return tf.math.divide_no_nan(total * (entries / count), share * valid_total)
     return tf.math.divide_no_nan(total, count)
-
-
-def _same_rank(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return squeeze_or_expand_to_same_rank(a, b)

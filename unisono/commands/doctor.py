@@ -73,10 +73,13 @@ def examine(seconds: float) -> Iterator[Finding]:
 
 def upstream() -> Iterator[Finding]:
     """Yield the versions, and each private name that is missing, moved or changed since the versions that were tested."""
-    from ..compat.upstream import find_changes  # imports TensorFlow
-
     yield from (Finding("versions", name, find_version(name)) for name in SUPPORTED)
-    yield from (Finding("changed", *each) for each in find_changes())
+    try:
+        from ..compat.upstream import find_changes  # reads the tables
+
+        yield from (Finding("changed", *each) for each in find_changes())
+    except (ImportError, OSError, ValueError) as error:
+        yield Finding("changed", "tables", f"cannot be read: {error}", "Install Unisono again.")
 
 
 def gpus(found: list[Gpu], complaint: str) -> Iterator[Finding]:

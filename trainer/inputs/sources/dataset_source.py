@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -44,7 +44,6 @@ class DatasetSource(Source):
         batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
         resumable: whether its position will be requested.
         compared: whether the workers compare what they read.
-        named: generators that a backup holds by name.
     """
 
     _iterator: Any = None
@@ -62,7 +61,6 @@ class DatasetSource(Source):
         batches: int | None = None,
         resumable: bool = True,
         compared: bool = False,
-        named: Sequence[Any] = (),
     ) -> None:
         need("Training from a `tf.data.Dataset`")
         self._by_replica = by_replica
@@ -96,7 +94,7 @@ class DatasetSource(Source):
             if len(counts - {None}) < 2 and not per_worker and is_dense(self.spec):
                 self.usual_batch_size = next(iter(counts - {None}), None) or batch_size(dataset)
         if resumable:
-            self._outside = PipelineState(dataset, named)
+            self._outside = PipelineState(dataset)
             self._saves: bool | None = False if self._outside.never_saved else None
 
     @property
@@ -105,14 +103,13 @@ class DatasetSource(Source):
         return self._outside.inexact if self._outside else None
 
     @property
-    def owned(self) -> Sequence[Any]:
+    def own_state(self) -> Sequence[Any]:
         """Generators and variables that only this input advances."""
-        return self._outside.owned if self._outside else ()
+        return self._outside.own_state if self._outside else ()
 
-    def watch(self) -> None:
+    def watch(self, named: Mapping[str, Any]) -> None:
         """Note from which generators Python functions draw."""
-        if self._outside:
-            self._outside.watch()
+        self._outside.watch(named)
 
     @property
     def resume_by(self) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
@@ -47,7 +47,7 @@ def make_source(
     resumable: bool = True,
     custom_step: bool = False,
     call: str = "fit",
-    named: Sequence[Any] = (),
+    named: Mapping[str, Any] | None = None,
 ) -> Source:
     """Make the source of global batches from the arguments of `fit`, `evaluate` or `predict`.
 
@@ -66,7 +66,7 @@ def make_source(
         resumable: whether its position will be requested: not in `evaluate` and `predict`.
         custom_step: whether a custom step gets the batches: their arrays may have different numbers of samples.
         call: what reads it, which is the same on all workers.
-        named: generators that a backup holds by name.
+        named: generators of callbacks, by name, from which Python code may draw.
 
     Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
@@ -99,12 +99,12 @@ def make_source(
         sharing = input_checks.Sharing(custom_step, strategy.num_replicas_in_sync)
         if kind == "PyDataset":
             source = PyDatasetSource(
-                x, shuffle, seed, steps_per_epoch, spans_workers(strategy), sharing, named
+                x, shuffle, seed, steps_per_epoch, spans_workers(strategy), sharing, named or {}
             )
         elif kind in ("generator", "iterable", "torch DataLoader"):
-            source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing, named)
+            source = StreamSource(x, kind, steps_per_epoch, spans_workers(strategy), sharing, named or {})
         else:
-            source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing, named)
+            source = _from_dataset(x, kind, steps_per_epoch, strategy, resumable, sharing)
     if weights is not None:
         check_class_weight(source.spec, class_weight)
         source.class_weights, source.spec = weights, weight_spec(source.spec)
@@ -199,7 +199,6 @@ def _from_dataset(
     strategy: tf.distribute.Strategy,
     resumable: bool,
     sharing: input_checks.Sharing,
-    named: Sequence[Any],
 ) -> Source:
     """Return the source of a `tf.data` pipeline; elements for single replicas are concatenated for this worker."""
     parts, per_worker, batches = 1, False, None
@@ -221,9 +220,7 @@ def _from_dataset(
     x = without_optionals(x)
     input_checks.check_batched(x.element_spec, parts, sharing)
     by_replica = kind in (FUNCTION, DISTRIBUTED)
-    return DatasetSource(
-        x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable, compared, named
-    )
+    return DatasetSource(x, steps_per_epoch, parts, per_worker, by_replica, batches, resumable, compared)
 
 
 def _call_with(context: tf.distribute.InputContext, function: Any) -> tf.data.Dataset:

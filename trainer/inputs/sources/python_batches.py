@@ -10,7 +10,7 @@ from ....state.identity.described_values import checksum
 from .. import input_checks
 from ..batch import batch_spec, name_parts, unpack
 from ..convert import host_arrays, is_array
-from ..outside_state import RecordedCalls, explain_drawn_ahead, notes_drawn_numbers
+from ..outside_state import RecordedCalls, explain_drawn_ahead
 from ..value_checks import LabelRule, check_values
 from .feed import FedSource, Layout, layout_of
 
@@ -37,17 +37,9 @@ class PythonSource(FedSource):
     """The calls of the user's code between batches."""
     _rules: tuple[LabelRule, ...] | None = None
 
-    def __init__(
-        self,
-        given: Any,
-        kind: str,
-        first: Iterable[Any],
-        steady: bool,
-        sharing: input_checks.Sharing,
-        named: Sequence[Any],
-    ) -> None:
+    def __init__(self, kind: str, first: Iterable[Any], steady: bool, sharing: input_checks.Sharing) -> None:
         self._kind, self._sharing = kind, sharing
-        with notes_drawn_numbers(given, named) as drawn_from:
+        with self._calls.note_draws() as drawn_from:
             self._unused = list(first)
         if not self._unused:
             raise ValueError(f"The {kind} yielded no batch: it is empty or exhausted; create a new one.")

@@ -4,15 +4,16 @@ import collections
 import concurrent.futures
 import contextlib
 import itertools
+import json
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from ....compat.side_table import SideTable
 from ..input_checks import Sharing
-from ..outside_state import RecordedCalls, read_saved_calls
+from ..outside_state import RecordedCalls
 from ..position import Position, SampleOrder
 from .feed import Layout
 from .python_batches import PythonSource, with_places
@@ -43,9 +44,8 @@ class StreamSource(PythonSource):
         steps_per_epoch: int | None,
         steady: bool,
         sharing: Sharing,
-        named: Sequence[Any] = (),
+        named: Mapping[str, Any],
     ) -> None:
-        self._named = named
         self._stream, self.rewinds = stream, not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
         self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
@@ -53,7 +53,7 @@ class StreamSource(PythonSource):
         self._start_pass()
         unread = self._take_unread()
         drawn = with_places(self._iterator, (f"batch {n} of the {kind}" for n in range(len(unread), 2)))
-        super().__init__(stream, kind, itertools.chain(unread, drawn), steady, sharing, named)
+        super().__init__(kind, itertools.chain(unread, drawn), steady, sharing)
 
     def _start_pass(self, saved: Sequence[dict[str, str]] = ()) -> None:
         self._iterator: Iterator[Any] = self._calls.call(lambda: iter(self._stream), saved)
@@ -83,7 +83,7 @@ class StreamSource(PythonSource):
         super().close()
         taken = int(state["taken"])
         if self.rewinds:
-            self._start_passes(int(state["passes"]), read_saved_calls(state))
+            self._start_passes(int(state["passes"]), json.loads(state["calls"]))
         elif taken < self.position.taken:
             warnings.warn(
                 f"The {self._kind} cannot go back from batch {self.position.taken} to batch {taken}; training continues "
@@ -102,9 +102,8 @@ class StreamSource(PythonSource):
 
     def _start_passes(self, passes: int, saved: list[dict[str, str]]) -> None:
         """Start the passes again, so that an order drawn from a random generator is the one of this pass."""
-        again = self.position.taken or self.position.passes or (saved and saved[0])
-        if again:
-            self._calls = RecordedCalls(self._stream, self._named)
+        if self.position.taken or self.position.passes or (saved and saved[0]):
+            self._calls.forget()
         for number in range(len(self._calls), passes + 1):
             self._start_pass(saved)
             if number < passes:
@@ -153,7 +152,7 @@ class PyDatasetSource(PythonSource):
         steps_per_epoch: int | None,
         steady: bool,
         sharing: Sharing,
-        named: Sequence[Any] = (),
+        named: Mapping[str, Any],
     ) -> None:
         self._dataset, self._calls = dataset, RecordedCalls(dataset, named)
         self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
@@ -161,7 +160,7 @@ class PyDatasetSource(PythonSource):
         numbers = range(min(2, self.position.samples))
         places = (f"batch {number} of the PyDataset" for number in numbers)
         first = with_places((dataset[number] for number in numbers), places)
-        super().__init__(dataset, "PyDataset", first, steady, sharing, named)
+        super().__init__("PyDataset", first, steady, sharing)
         self._inside = False
 
     def begin_epoch(self, epoch: int) -> None:
@@ -193,7 +192,7 @@ class PyDatasetSource(PythonSource):
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position, which only costs the calls of `on_epoch_begin` and `on_epoch_end`."""
         self.close()
-        saved = read_saved_calls(state)
+        saved = json.loads(state["calls"])
         for number in range(len(self._calls), len(saved)):
             self._call_hook("on_epoch_end" if number % 2 else "on_epoch_begin", saved)
         self._inside = len(saved) % 2 == 1

@@ -1,7 +1,7 @@
 """The interface of an input for the loop: chunks of steps, a position, and the return to a saved position."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -73,7 +73,7 @@ class Source:
         targets: the arrays of `y`, if passed, until they have been checked.
         home: str; a sentence about the device that holds the data, where that had to be chosen.
         inexact: str or None; a sentence about the reason why a resumed run may get other batches.
-        owned: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
+        own_state: generators and variables that this input advances, maybe ahead of the steps: `restore` restores them.
         read: int; batches of this pass that the host has read, where workers compare them.
         digest: int64 `(tensors, 2)`, of what was read so far, where workers read the same data and compare it; else None.
         class_weights: added to every batch `(x, y)` as the `sample_weight` of its samples; None: no weights.
@@ -91,7 +91,7 @@ class Source:
     targets: Any = None
     home = ""
     inexact: str | None = None
-    owned: Sequence[Any] = ()
+    own_state: Sequence[Any] = ()
     read = 0
     digest: Any = None
     class_weights: ClassWeights | None = None
@@ -105,12 +105,12 @@ class Source:
         """Steps of an epoch; None until they are known: after one epoch of an input of unknown length."""
         return self.position.steps_per_epoch
 
-    def watch(self) -> None:
-        """Note from which generators the input draws, from now on. Called before the first step, where it is resumed."""
+    def watch(self, named: Mapping[str, Any]) -> None:
+        """Note from which generators the input draws, from now on, if it is to be resumed. `named`: those of callbacks."""
 
     def find_restored(self) -> Sequence[Any]:
         """Return the generators and variables that `restore` restores."""
-        return self.owned
+        return self.own_state
 
     def check_values(self, rules: tuple[LabelRule, ...]) -> None:
         """Check labels by these rules, and that weights are finite: of arrays at once, else in each batch that is read."""

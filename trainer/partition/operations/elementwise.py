@@ -38,10 +38,15 @@ from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
 
 
 def _part_of_each(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    """Return the labels with which an operation on each element makes a part: of inputs that are not scalars, the same."""
-    if not all(value.shape in ([], output.shape) for value in call.values):
-        return None
-    return [None if value.shape == [] else want for value in call.values]
+    """Return the labels with which an operation on each element makes a part: of inputs that are broadcast, the whole."""
+    wants: list[Label | None] = []
+    for value in call.values:
+        axis = want.axis - len(output.shape) + len(value.shape or [])
+        extent = value.shape[axis] if value.shape and axis >= 0 else 1
+        if value.shape is None or extent not in (1, output.shape[want.axis]):
+            return None
+        wants.append(None if extent == 1 else want._replace(axis=axis))
+    return wants
 
 
 def _add(types: str, **fields: Any) -> None:
