@@ -7,6 +7,12 @@ import sys
 SUPPORTED = {"tensorflow": ">=2.20,<2.22", "keras": ">=3.15,<3.16"}
 """The newest versions that pass every test; `pyproject.toml` has the same ones."""
 
+XLA_CACHE_FLAGS = ("2.20.", "2.21.", "2.22.", "2.23.")
+"""The versions of TensorFlow that know the flags of `xla_flags.py`: they are in the libraries of their wheels."""
+
+LOG_LEVELS = {"2.20.": "12lts_20250127", "2.21.": "12lts_20250814"}
+"""The C++ namespace of the functions that set the level of TensorFlow's log, by the version."""
+
 _COPIES = "each replica writes its own copies of the variables"
 _ONCE = "ours are called once for each compiled call, which may run many steps"
 

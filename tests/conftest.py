@@ -10,6 +10,7 @@ import signal
 import threading
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["UNISONO_CACHE"] = ""  # tests of the cache name a folder of their own
 if os.environ.get("UNISONO_TEST_GPUS", "") in ("", "cpu"):  # only tests/gpu computes on GPUs
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     # Code compiled by XLA runs only briefly: skipping LLVM's optimizations saves a third of the cost of such a test.

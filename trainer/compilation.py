@@ -1,6 +1,7 @@
 """`Compilation`: the compile arguments of a model, and the functions that run its steps. A part of `Trainer`."""
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 from ..compat.keras_private.serialization import our_classes
 from ..compat.keras_private.training import compile_config, filter_traceback, strategy_of
 from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer, deserialize_keras_object
+from ..distribute.hardware.devices import why_xla_aborts
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..state.trained_model import FitState, TrainedModel, record_of
@@ -102,6 +104,9 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
             )
         self._auto_steps = steps_per_execution == "auto"
         self._auto_jit = jit_compile == "auto"
+        if (problem := why_xla_aborts()) is not None and jit_compile:
+            self.jit_compile = False  # "auto" chooses the graph by its rule
+            warnings.warn(f"Steps run in the plain graph. {problem}.", stacklevel=2)
         for name, auto in (("steps_per_execution", self._auto_steps), ("jit_compile", self._auto_jit)):
             if auto:
                 compile_config(self).pop(name, None)

@@ -45,6 +45,9 @@ __all__ = [
     "synchronize_batch_norm",
 ]
 
+# TensorFlow reads flags when its devices are first listed.
+_programs = importlib.import_module(".distribute.hardware.program_cache", __name__).PROGRAM_CACHE
+_programs.begin()
 if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
     importlib.import_module(".distribute.workers.cluster_start", __name__).install()
 if "keras" in sys.modules:  # layers may be called under `keras.RematScope` before anything of ours is used
@@ -55,6 +58,7 @@ if "keras" in sys.modules:  # layers may be called under `keras.RematScope` befo
 if not TYPE_CHECKING:  # a type checker would take every name for one that is found here
 
     def __getattr__(name: str) -> Any:
+        _programs.release_flags()
         if name in _PACKAGES:
             return importlib.import_module(f".{name}", __name__)
         if name not in __all__:

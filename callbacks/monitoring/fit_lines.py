@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from ...compat.tensorflow_private.strategies import devices_of
+from ...distribute.hardware.program_cache import LATE, PROGRAM_CACHE, Counts
 from ...distribute.mesh import mesh_of
 from ...distribute.workers.cluster import num_workers
 from ...state.trained_model import FitState, TrainedModel, batch_norms_of
@@ -23,7 +24,7 @@ class FitLines:
     def __init__(self, model: Any, state: FitState, now: float) -> None:
         self._model, self._state = model, state
         self._began, self._first_epoch, self._backend = now, state.epoch, _backend(model, state)
-        self._steps, self._seconds = 0, 0.0
+        self._steps, self._seconds, self._programs = 0, 0.0, PROGRAM_CACHE.counts
 
     def first(self) -> str:
         """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
@@ -46,7 +47,17 @@ class FitLines:
             parts.append(f"{short_number(self._steps * state.samples_per_step / self._seconds)} samples/s")
         stopping = [type(each).__name__ for each in state.callbacks if getattr(each, "stopped_epoch", 0)]
         parts += [f"ended by {name}" for name in stopping[:1]] * (done < wanted) + _best(state.callbacks)
-        return _wrap_parts(parts + [f"in the {backend}"] * (backend != self._backend))
+        parts += [f"in the {backend}"] * (backend != self._backend)
+        return _wrap_parts(parts + _cached_programs(self._programs))
+
+
+def _cached_programs(before: Counts) -> list[str]:
+    """Return whether an earlier process had compiled every program since `before`, or why no process keeps them."""
+    if PROGRAM_CACHE.counts.calls == before.calls:
+        return []
+    if PROGRAM_CACHE.why_off:
+        return [f"programs are not kept: {LATE}"] * (PROGRAM_CACHE.why_off == LATE)
+    return ["compiled before"] * PROGRAM_CACHE.all_loaded_since(before)
 
 
 def _wrap_parts(parts: Sequence[str]) -> str:

@@ -11,6 +11,8 @@ from ..arguments import show, whole_number
 from ..environment import replicas_per_worker
 
 _MOST = 4096  # devices of one process: TensorFlow makes threads for each
+# LLVM aborts below PTX 8.6 for 10.0, and below 8.7 for 12.0; the first CUDA with both.
+_NEWER_CARDS, _THEIR_CUDA = (10, 0), (12, 8)
 _THIS_PROCESS = "localhost"  # the job of device names without one
 
 
@@ -61,6 +63,18 @@ def simulate_replicas() -> None:
 def gpu_details() -> list[dict[str, Any]]:
     """Return what TensorFlow knows of each visible GPU; starts no device."""
     return [*map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))]
+
+
+def why_xla_aborts() -> str | None:
+    """Return why XLA would end the process on a visible GPU, and what helps; None where it can compile for each."""
+    built = tf.sysconfig.get_build_info().get("cuda_version") or ""
+    newest = max([each.get("compute_capability") or (0, 0) for each in gpu_details()], default=(0, 0))
+    if newest < _NEWER_CARDS or not built or tuple(map(int, built.split(".")[:2])) >= _THEIR_CUDA:
+        return None
+    return (
+        f"XLA of TensorFlow {tf.__version__}, which is built with CUDA {built}, cannot compile for compute capability "
+        f"{newest[0]}.{newest[1]}: install a TensorFlow built with CUDA {_THEIR_CUDA[0]}.{_THEIR_CUDA[1]} or newer"
+    )
 
 
 @functools.cache  # called for each operation of a step

@@ -22,6 +22,7 @@ from unisono import callbacks
 from unisono.callbacks.output_paths import check_launched_alone
 from unisono.compat.tensorflow_private import tf_data
 from unisono.distribute import automatic
+from unisono.distribute.hardware.program_cache import ProgramCache
 from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import make_source, same_input
 from unisono.trainer.inputs.sources.dataset_source import DatasetSource
@@ -53,6 +54,7 @@ NEIGHBOURS = {
         "trainer/run/slow_steps.py _watch_call",
         "trainer/run/slow_steps.py _warn",
         "trainer/compile_checks.py _check_outputs",
+        "trainer/compilation.py compile",
         "callbacks/monitoring/profiler.py on_train_end",
         "callbacks/diagnosis/anomaly_report.py _explain",
         "callbacks/saving/model_checkpoint.py _is_wanted",
@@ -62,6 +64,11 @@ NEIGHBOURS = {
         "callbacks/spool.py _tick",
         "callbacks/saving/checkpoint_files.py keep_foreign_file",
         "compat/tensorflow_private/tf_data.py _wait_for_ends",
+    ],
+    "first call with a folder of its own": [
+        "distribute/hardware/program_cache.py _keep_new",
+        "distribute/hardware/program_cache.py _make_private",
+        "distribute/hardware/program_cache.py _warn",
     ],
     "resumed fit": [
         "callbacks/backup/exactness.py check",
@@ -147,6 +154,16 @@ PROGRAMS = {}
 def program(function):
     PROGRAMS[function.__name__.replace("_", " ")] = function
     return function
+
+
+@program
+def first_call_with_a_folder_of_its_own(tmp_path, _):
+    """Nothing is compiled, in a folder that only this user can write."""
+    cache = ProgramCache()
+    cache.folder, cache.why_off = tmp_path / "root" / "machine", ""
+    with cache.reuse("model"):
+        pass
+    assert (tmp_path / "root").is_dir()
 
 
 @program

@@ -61,6 +61,12 @@ def test_gpu_that_tensorflow_does_not_use_is_a_problem_unless_it_is_hidden():
     assert not problems(tensorflow({**GOOD, "gpus": ["GPU:0"]}, driver=True))
 
 
+def test_card_that_xla_cannot_compile_for_is_a_note_that_says_what_helps():
+    found = tensorflow({**GOOD, "xla": "XLA cannot compile for 12.0: install another TensorFlow"})
+    assert "plain graph" in by_name(found, "XLA").value and "install" in by_name(found, "XLA").note
+    assert not problems(found) and not any(f.name == "XLA" for f in tensorflow())
+
+
 def test_collectives_right_sums_are_no_problem():
     assert problems(tensorflow()) == []
 
@@ -149,6 +155,7 @@ def test_examine_this_machine_reduces_over_real_devices():
         "devices",
         "precision",
         "cluster",
+        "programs",
         "ports",
         "collectives",
     }

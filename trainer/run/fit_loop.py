@@ -16,6 +16,7 @@ from ...compat.patches import replace_functions
 from ...compat.tensorflow_graphs.graphs import compute_initial_values
 from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
+from ...distribute.hardware.program_cache import PROGRAM_CACHE
 from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Chunk, Source
@@ -128,6 +129,7 @@ class Runner:
 
 def fit(model: TrainedModel, a: FitArguments, runner: Runner) -> keras.callbacks.History:
     """Train for `epochs` epochs, with steps that `runner` runs. Context: host."""
+    PROGRAM_CACHE.release_flags()
     with runner.watch(model), contextlib.ExitStack() as at_exit:  # all of it runs, even after errors
         check_same_begin(model)
         source, validation = sources(model, a)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from ..compat.versions import SUPPORTED, find_version
 from ..distribute.environment import LONGEST_TIMEOUT, without_password
+from ..distribute.hardware.machine import describe_cards
+from ..distribute.hardware.program_cache import ProgramCache, list_entries, why_refused
 from ..distribute.launcher.gpus import Gpu, complaint, read_gpus
 from ..distribute.workers.addresses import free_ports, listens, split_address, why_taken
 from ..distribute.workers.cluster import ClusterError, read_cluster
@@ -61,6 +63,7 @@ def examine(seconds: float) -> Iterator[Finding]:
     yield from (Finding("versions", *each) for each in own.items())
     yield from gpus(found := read_gpus(), complaint())
     yield from tensorflow(*run_probe(os.environ, seconds), bool(found), os.environ)
+    yield from programs(os.environ)
     yield from cluster(os.environ)
     try:
         yield Finding("ports", "on 127.0.0.1", f"free, for instance {free_ports(1)[0]}")
@@ -108,11 +111,12 @@ def probe() -> None:
     import tensorflow as tf
 
     from ..distribute import simulate_devices
+    from ..distribute.hardware.devices import why_xla_aborts
     from ..mixed_precision.hardware import cpu_flags, gpu_capabilities, why_slow
 
     slow = {dtype: why_slow(dtype, gpu_capabilities(), cpu_flags()) for dtype in ("float16", "bfloat16")}
     devices = [gpu.name[17:] for gpu in tf.config.list_physical_devices("GPU")]
-    print(json.dumps({"gpus": devices, "slow": slow}), flush=True)
+    print(json.dumps({"gpus": devices, "slow": slow, "xla": why_xla_aborts()}), flush=True)
     strategy = tf.distribute.MirroredStrategy(devices or simulate_devices(2))
     here: Any = tf.distribute.get_replica_context
     ours = lambda: here().all_reduce("SUM", tf.constant([1.0, 2.0, 3.0]))  # noqa: E731
@@ -137,6 +141,8 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
     yield Finding(
         "devices", "TensorFlow", value, text, note or "CUDA_VISIBLE_DEVICES hides the GPUs." * hidden
     )
+    if found.get("xla"):
+        yield Finding("devices", "XLA", "not used: steps run in the plain graph", note=f"{found['xla']}.")
     for dtype, why in found["slow"].items():
         yield Finding("precision", dtype, "slow" if why else "not known to be slow", note=why or "")
     sums = found.get("sums", [])
@@ -144,6 +150,22 @@ def tensorflow(found: Any, failure: str, driver: bool, environ: Mapping[str, str
     text = f"Do not train on these devices together: wrong sums on {', '.join(wrong)}." if wrong else ""
     text = text if sums else f"The all-reduce between the devices fails: {failure}."
     yield Finding("collectives", "all-reduce", "fails" if text else f"right on {len(sums)} devices", text)
+
+
+def programs(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield the folder of compiled programs, what it holds, and whether processes with this environment use it."""
+    (cache := ProgramCache()).begin(dict(environ))
+    if cache.folder is None:
+        yield Finding("programs", "folder", "none", note=f"XLA compiles in every process: {cache.why_off}.")
+        return
+    found, problem = list_entries(cache.folder.parent), why_refused(cache.folder.parent)
+    used = (
+        "not used" if cache.why_off or problem else f"used for {'GPUs, too' if describe_cards() else 'CPUs'}"
+    )
+    note = f"{cache.why_off}." if cache.why_off else ""
+    yield Finding("programs", "folder", f"{cache.folder}, {used}", problem, note)
+    size = sum(size for _, size, _ in found) / 2**20
+    yield Finding("programs", "of all machines", f"{len(found)} entries, {size:.1f} MiB")
 
 
 def cluster(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from ....compat.keras_private.seed_generators import thread_state
 from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
+from ....distribute.hardware.program_cache import PROGRAM_CACHE
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitor_call
 from ....optimizers.building import optimizers_of
@@ -85,6 +86,7 @@ class StepFunction:
                 monitor_call(familiar, getattr(chunk.inputs, "drawn", None)),
                 note_step(self.count_reached, call.first + done, self.reached_sizes),
                 self._optimization(),
+                self._programs(),
             ):
                 given = arguments(chunk)
                 run = graph_for(function, given) if chunk.signature is None else only_graph(function)
@@ -109,6 +111,13 @@ class StepFunction:
             if not self.model.run_eagerly:
                 self.call_seconds = _EACH_INPUT * (variables + state) * replicas
         return optimize_briefly() if self._is_large else contextlib.nullcontext()
+
+    def _programs(self) -> contextlib.AbstractContextManager[None]:
+        """Return what lets XLA load, in a first call, what an earlier process compiled for weights of these shapes."""
+        if not self.fresh or (self.backend != XLA and not self.model.jit_compile):
+            return contextlib.nullcontext()
+        shapes = [(v.shape, v.dtype) for v in self.model.variables]
+        return PROGRAM_CACHE.reuse(self.phase, self.model.distribute_strategy.num_replicas_in_sync, shapes)
 
     def count_reached(self) -> int | None:
         """Return, after an error, the steps of the last call that ran before; None if that is not known."""

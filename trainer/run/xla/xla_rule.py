@@ -4,7 +4,7 @@ from typing import Any
 
 from ....compat.keras_private.layers import computes_again, layers_of
 from ....compat.tensorflow_graphs.graphs import operations_are_deterministic
-from ....distribute.hardware.devices import is_gpu
+from ....distribute.hardware.devices import is_gpu, why_xla_aborts
 from ....distribute.sharding.sharded import level_of
 from ....state.trained_model import TrainedModel
 from ...inputs import Chunk, Source
@@ -110,7 +110,7 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
     if several and not function.training:
         return "on several replicas XLA only compiles the computation of the gradients"
     if is_gpu(function.device()):
-        return None
+        return why_xla_aborts()
     if several:
         return "several replicas on CPUs"
     if steps is None:
