@@ -137,4 +137,4 @@ def test_forged_backup_is_skipped_or_rejected_by_name_or_resumed(trained, tmp_pa
     assert names[2:6] == ["CSVLogger", "ModelCheckpoint", "JSONLines", "History"]
     found = zip(NEVER_RESUMED, outcomes)
     assert [case for case, outcome in found if outcome == "resumed"] == []
-    assert {"skipped", "refused", "resumed"} == set(outcomes)
+    assert {"skipped", "refused"} <= set(outcomes) <= {"skipped", "refused", "resumed"}

@@ -101,7 +101,10 @@ class OptimizerCall:
 def _of_shape(gradient: Any, variable: Any) -> tf.Tensor:
     """Return a gradient as a dense tensor of its variable's shape, which is unknown where the shape of the inputs is."""
     gradient = tf.convert_to_tensor(gradient)
-    return gradient if gradient.shape.is_fully_defined() else tf.ensure_shape(gradient, variable.shape)
+    if gradient.shape.is_fully_defined() or layout_of(variable) is not None:  # a part has another shape
+        gradient.set_shape(variable.shape)
+        return gradient
+    return tf.ensure_shape(gradient, variable.shape)
 
 
 def labels_of_layout(layout: Layout) -> Labels:
