@@ -5,7 +5,7 @@ import gc
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -66,9 +66,11 @@ class ExactnessCheck:
         known += [each for group in variables_of(self._model).values() for each in group]
         known += [each for source in self._inputs for each in source.find_restored()]
         restored = {id(state_of(each)) for each in known}
-        for generator, mark in _find_alive():
-            _, first = self._first.setdefault(id(generator), (generator, mark))  # the object keeps its id
-            moved = mark != first and id(state_of(generator)) not in restored
+        if self._checks < 2:  # before the first step, and with what it has made
+            for generator, mark in _find_alive():
+                self._first.setdefault(id(generator), (generator, mark))  # the object keeps its id
+        for generator, first in self._first.values():
+            moved = id(state_of(generator)) not in restored and mark_of(generator) != first
             if moved and not _is_of_library(generator):
                 return (
                     f"A resumed run cannot be exact, because something draws from a {type(generator).__name__} "
@@ -151,9 +153,14 @@ def _explain_shared_variable(model: TrainedModel, fit_state: FitState) -> str | 
 
 def _find_alive() -> Iterator[tuple[Any, bytes]]:
     """Yield every generator of this process, wherever it is, with its mark."""
-    objects = gc.get_objects()
-    kinds = {kind for kind in {*map(type, objects)} if issubclass(kind, (*GENERATORS, tf.random.Generator))}
-    kinds.discard(random.SystemRandom)
-    for each in [each for each in objects if type(each) in kinds]:
+    kinds = {*_find_kinds((*GENERATORS, tf.random.Generator))} - {random.SystemRandom}
+    for each in [each for each in gc.get_objects() if type(each) in kinds]:
         with contextlib.suppress(AttributeError, NotImplementedError):  # of a generator in a graph
             yield each, mark_of(each)
+
+
+def _find_kinds(kinds: Iterable[type]) -> Iterator[type]:
+    """Yield classes, and all that are derived from them."""
+    for kind in kinds:
+        yield kind
+        yield from _find_kinds(type.__subclasses__(kind))

@@ -493,7 +493,7 @@ class CentreLoss(Net):
 # sequences
 
 
-@step(X, T, gathered=3)
+@step(X, T, gathered=2)
 class MappedSamples(Net):
     def loss_of(self, x, t):
         each = tf.map_fn(

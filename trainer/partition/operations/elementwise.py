@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
+from ..labels import EMPTY, PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
 from ..sizes.bounds import (
     ANY,
     Interval,
@@ -20,7 +20,7 @@ from ..sizes.bounds import (
 from ..sizes.positions import add_progressions, keep_progression, multiply_progression
 from ..sizes.size import at_most, divide, equal, if_known, largest, never_negative, smallest
 from ..sizes.size_arrays import Unknown, as_sizes
-from .call import Call, Ruling, View, keep_shape
+from .call import Call, Ruling, Shapes, View, keep_shape
 from .number_rules import (
     add,
     both,
@@ -132,11 +132,27 @@ def _bound_negative(call: Call) -> Interval:
     return -high, -low
 
 
+def _find_common_shape(call: Call) -> Shapes:
+    """Return the shape that all inputs have, with each extent that is known of one; an empty list has no elements yet."""
+    filled = [value.shape for value in call.values if value.shape is not None and value.label != EMPTY]
+    known = filled or [value.shape for value in call.values if value.shape is not None]
+    return [
+        [next((each for each in axis if each is not None), None) for axis in zip(*known)] if known else None
+    ]
+
+
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
 _SUM |= {"progression": add_progressions}
 _add("AddV2", **_SUM, adds=True, part=make_part(terms_of_broadcast))
 _add("Add", **_SUM)
-_add("AddN", label=_label_copy, linear=SUM, adds=True, part=make_part(terms_of_broadcast))
+_add(
+    "AddN",
+    label=_label_copy,
+    shape=_find_common_shape,
+    linear=SUM,
+    adds=True,
+    part=make_part(terms_of_broadcast),
+)
 _add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
 _add(
     "Neg",
