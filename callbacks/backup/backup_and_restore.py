@@ -115,9 +115,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self.declared = identity
         listed = isinstance(generators, list | tuple)
         if not listed or not all(isinstance(each, (*GENERATORS, *WITH_VARIABLE)) for each in generators):
-            raise ValueError(
-                f"`generators` must be a list of random generators. Received: {show(generators)}"
-            )
+            raise ValueError(f"`generators` must be a list of generators. Received: {show(generators)}")
         self.generators = list(generators)
         self.on_damaged = one_of("on_damaged", on_damaged, ("error", "restart"))
         self.stall_seconds, self.saves = 0.0, 0
@@ -149,9 +147,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._steps_before_epoch = self._saved_at_step = 0
         self._exactness = ExactnessCheck(self.model, fit_state)
         self._identity = identity_of(self.model, fit_state, self.declared)
-        self._resume(
-            fit_state, *on_all_workers(self.model, fit_state.chief, self._store, self._owner, self.on_damaged)
-        )
+        found = on_all_workers(self.model, fit_state.chief, self._store, self._owner, self.on_damaged)
+        self._resume(fit_state, *found)
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
         self._exactness.check()
         self._saved_at_time = self._clock()
@@ -233,7 +230,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         if path is None:
             if problems:
                 warnings.warn(
-                    f"No backup in {self.directory} can be read: training starts from the beginning."
+                    f"No backup in {self.directory} is readable: training starts from the beginning."
                 )
             return
         advice = " Move the file away to resume from an older backup, unless your callback raised this."

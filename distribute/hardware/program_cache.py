@@ -66,6 +66,11 @@ class ProgramCache:
             if not restore_flags(environ):
                 self.why_off = "the flags of XLA were replaced after `import unisono`"
 
+    def reuse_for(self, model: Any, phase: str) -> contextlib.AbstractContextManager[None]:
+        """Do as `reuse` for the steps of a model, whose program depends on the shapes of its weights."""
+        shapes = [(each.shape, each.dtype) for each in model.variables]
+        return self.reuse(phase, model.distribute_strategy.num_replicas_in_sync, shapes)
+
     @contextlib.contextmanager
     def reuse(self, *label: Any) -> Iterator[None]:
         """Load what was compiled before for `label`, and keep what is compiled in the block. Context: host, a first call."""

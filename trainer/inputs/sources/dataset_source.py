@@ -19,7 +19,8 @@ from ....compat.tensorflow_private.tf_data import (
 from ....compat.upstream import need
 from ....state.identity.described_functions import text_of_value
 from ....state.identity.described_values import checksum
-from ..batch import batch_spec, digest_of, is_dense
+from ..batch import batch_spec, is_dense
+from ..digests import digest_of
 from ..outside_state import PipelineState, draws_numbers
 from ..position import Position
 from ..value_checks import LabelRule

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..batch import concat_samples, digest_of, is_scalar, open_spec, sample_count
+from ..batch import concat_samples, is_scalar, open_spec, sample_count
+from ..digests import digest_of
 from .readers import ArrayReader, WholeReader
 from .source import Chunk, Source
 

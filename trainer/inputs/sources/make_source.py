@@ -16,9 +16,10 @@ from ....distribute.hardware.data_placement import data_home
 from ....distribute.replicas import shares_variables
 from ....distribute.workers.agreement import spans_workers
 from .. import input_checks
-from ..batch import concat_samples, digest_of, is_memory_mapped
+from ..batch import concat_samples, is_memory_mapped
 from ..class_weights import check_class_weight, class_weights, weight_spec
 from ..convert import is_array, resident_size, standard_arrays
+from ..digests import digest_of
 from ..position import SampleOrder
 from ..same_input import check_same_input, is_unsharded
 from .arrays import ArraySource, StreamedArrays

@@ -11,12 +11,12 @@ from ....distribute.step_context import here
 from ..batch import (
     batch_spec,
     concat_samples,
-    digest_of,
     gather_samples,
     map_leaves,
     on_device,
     slice_samples,
 )
+from ..digests import digest_of
 from ..value_checks import LabelRule, assert_values
 
 HOST = "CPU:0"

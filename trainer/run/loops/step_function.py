@@ -114,10 +114,8 @@ class StepFunction:
 
     def _programs(self) -> contextlib.AbstractContextManager[None]:
         """Return what lets XLA load, in a first call, what an earlier process compiled for weights of these shapes."""
-        if not self.fresh or (self.backend != XLA and not self.model.jit_compile):
-            return contextlib.nullcontext()
-        shapes = [(v.shape, v.dtype) for v in self.model.variables]
-        return PROGRAM_CACHE.reuse(self.phase, self.model.distribute_strategy.num_replicas_in_sync, shapes)
+        compiles = self.fresh and (self.backend == XLA or self.model.jit_compile)
+        return PROGRAM_CACHE.reuse_for(self.model, self.phase) if compiles else contextlib.nullcontext()
 
     def count_reached(self) -> int | None:
         """Return, after an error, the steps of the last call that ran before; None if that is not known."""
