@@ -160,6 +160,28 @@ def test_generator_that_another_module_hides_is_restored_if_it_is_named_and_else
     assert bool(said) != named and all("Generator (hidden.rng) that is in no backup" in each for each in said)
 
 
+def test_hidden_generator_that_the_first_step_makes_is_warned_of_at_the_second_save(tmp_path, monkeypatch):
+    hidden = types.ModuleType("hidden")
+    monkeypatch.setitem(sys.modules, "hidden", hidden)
+
+    class Makes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            vars(hidden).setdefault("rng", np.random.default_rng(7)).normal()
+
+    model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones((8, 3), "float32")
+    with pytest.warns(UserWarning, match=r"Generator \(hidden.rng\) that is in no backup"):
+        model.fit(
+            x,
+            x[:, :1],
+            batch_size=4,
+            epochs=2,
+            verbose=0,
+            callbacks=[Makes(), callbacks.BackupAndRestore(tmp_path, save_freq=1)],
+        )
+
+
 def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
     drawing = keras.layers.Lambda(lambda x: x + tf.random.uniform([]))
     model = unisono.Sequential([keras.Input((3,)), drawing, keras.layers.Dense(1)])
