@@ -188,16 +188,18 @@ def test_an_outage_for_ever_is_an_error_after_the_last_step(undisturbed, fault):
         assert len(saves) <= 6, "in a long outage not each save warns"
 
 
-def test_a_restart_in_an_outage_resumes_or_is_an_error(undisturbed):
+@pytest.mark.parametrize("first", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 12))])
+def test_a_restart_in_an_outage_resumes_or_is_an_error(undisturbed, first):
     """At each call before the first step, and never from the beginning."""
     result, files, _ = undisturbed
-    at, ended = 0, 0
+    cases = list(itertools.product(FAULTS, (1, 4, 9)))
+    at, ended = first, 0
     while not ended:
         MemoryFileSystem.store.clear()
         plan()
         with pytest.raises(Killed):
             train("outages://bucket/run", Begin(kill_at=4))
-        fault, length = FAULTS[at % len(FAULTS)], (1, 4, 9)[at // len(FAULTS) % 3]
+        fault, length = cases[(5 * (at // 12) + first) % len(cases)]
         plan(fault, at, length)
         begin = Begin()
         begin.kill_at = FOR_EVER  # counts from the beginning
@@ -212,7 +214,7 @@ def test_a_restart_in_an_outage_resumes_or_is_an_error(undisturbed):
                 assert begin.steps < 6 and resumed == result, (at, fault, length)
                 assert files_of("outages://bucket/run") == files
                 ended = begin.steps and next(Outages.numbers) - 40 < at
-        at += 3
+        at += 12
 
 
 def test_lines_of_a_log_survive_a_list_that_lacks_them():

@@ -257,7 +257,10 @@ def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, value: Value, mesh: Sequenc
     if traced.shape.rank is None or tensor.dtype in (tf.resource, tf.variant):
         return
     shape = traced.shape.as_list()
-    shape = [None if isinstance(n, Size) else extent for n, extent in zip(value.shape or shape, shape)]
+    shape = [  # the step may say what a length is
+        None if isinstance(n, Size) and not n.is_of_lengths else extent
+        for n, extent in zip(value.shape or shape, shape)
+    ]
     for label, axis in zip(value.labels, mesh):
         if is_sharded(label):
             whole = shape[label.axis]

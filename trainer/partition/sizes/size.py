@@ -99,6 +99,11 @@ class Size:
         }
         return " + ".join("*".join([str(f), *(names[s] for s in term)]) for term, f in self.terms.items())
 
+    @property
+    def is_of_lengths(self) -> bool:
+        """Whether it depends on lengths, and on no number of samples."""
+        return all(isinstance(each, Length) for term in self.terms for each in term)
+
     def at(self, samples: int) -> int | None:
         """Return the size for arrays with so many samples each; None where it depends on a length."""
         if any(isinstance(each, Length) for term in self.terms for each in term):
