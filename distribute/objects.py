@@ -98,12 +98,12 @@ def names_below(path: Any, suffix: str) -> list[str]:
     return [each.removeprefix(own).lstrip("/") for each in found if each.endswith(suffix)]
 
 
-def size_of(path: Any) -> int:
-    """Return the bytes of a file or an object; raise a FileNotFoundError without one."""
+def size_of(path: Any, may_be_absent: bool = True) -> int:
+    """Return the bytes of a file or an object; raise a FileNotFoundError without one, if it `may_be_absent`."""
     if not is_remote(path):
         return path.lstat().st_size
     path.fs.invalidate_cache()
-    return int(ask_store(path, lambda: path.fs.info(path.path))["size"])
+    return int(ask_store(path, lambda: path.fs.info(path.path), may_be_absent)["size"])
 
 
 def remove_file(path: Any) -> None:
@@ -145,9 +145,9 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
 
 
 def download(path: Any, folder: Any) -> Path:
-    """Write an object to a local folder; return the file, which has its name."""
+    """Write an object that a list has named to a local folder; return the file, which has its name."""
     local = Path(folder, path.name)
-    with open_plain(path) as source, open(local, "wb") as target:
+    with io.BufferedReader(_Object(path, False), _BUFFER_BYTES) as source, open(local, "wb") as target:
         shutil.copyfileobj(source, target, _BUFFER_BYTES)
     return local
 
@@ -195,9 +195,10 @@ def without_secrets(text: str, path: Any) -> str:
 class _Object(io.RawIOBase):
     """The bytes of an object, read in parts."""
 
-    def __init__(self, path: Any) -> None:
+    def __init__(self, path: Any, may_be_absent: bool = True) -> None:
         super().__init__()
-        self._path, self._at, self._size = path, 0, size_of(path)
+        self._may_be_absent = may_be_absent
+        self._path, self._at, self._size = path, 0, size_of(path, may_be_absent)
 
     def readable(self) -> bool:
         return True
@@ -223,6 +224,6 @@ class _Object(io.RawIOBase):
                 raise OSError(errno.EIO, f"{len(part)} of {end - self._at} bytes were read")
             return part
 
-        buffer[: end - self._at] = ask_store(self._path, read)
+        buffer[: end - self._at] = ask_store(self._path, read, self._may_be_absent)
         begin, self._at = self._at, end
         return end - begin
