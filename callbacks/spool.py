@@ -52,7 +52,7 @@ class Spool:
         base = remote if folder else find_fixed_folder(remote)
         for name in check_writable(argument, base, lists=not folder):
             if Path(name).stem == remote.stem:
-                file = download(base / name, local)
+                file = download(base / name, local, may_be_absent=False)
                 self._uploaded[file] = _sign(file)
         self._roots.append((local, base))
         return str(local) if folder else f"{local}/{name_below(base, remote)}"
@@ -142,8 +142,7 @@ def check_writable(argument: str, folder: Any, lists: bool = False) -> list[str]
         with tempfile.NamedTemporaryFile() as empty:
             upload(Path(empty.name), probe)
         names = names_in(folder, contains=probe.name) if lists else []
-        with contextlib.suppress(FileNotFoundError):  # of a first attempt whose answer was lost
-            remove_file(probe)
+        remove_file(probe, is_there=True)
     except SaveError as error:
         raise SaveError(error.errno, f"`{argument.strip('`')}`: {error.strerror}") from error
     return names

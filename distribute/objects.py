@@ -46,10 +46,13 @@ def is_remote(path: Any) -> bool:
     return hasattr(path, "storage_options") and not isinstance(path, str)
 
 
-def open_plain(path: Any) -> io.BufferedReader:
-    """Open a plain file or an object for reading; reject FIFOs, devices and folders, without waiting, by an OSError."""
+def open_plain(path: Any, may_be_absent: bool = True) -> io.BufferedReader:
+    """Open a plain file or an object for reading; reject FIFOs, devices and folders, without waiting, by an OSError.
+
+    Unless an object `may_be_absent`, because a list has named it, its absence is an error of the store.
+    """
     if is_remote(path):
-        return io.BufferedReader(_Object(path), _BUFFER_BYTES)
+        return io.BufferedReader(_Object(path, may_be_absent), _BUFFER_BYTES)
     _reject_unless_plain(os.stat(path), path)  # opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -106,12 +109,28 @@ def size_of(path: Any, may_be_absent: bool = True) -> int:
     return int(ask_store(path, lambda: path.fs.info(path.path), may_be_absent)["size"])
 
 
-def remove_file(path: Any) -> None:
-    """Remove a file or an object; raise a FileNotFoundError without one."""
-    if is_remote(path):
-        ask_store(path, lambda: path.fs.rm_file(path.path))
-    else:
+def remove_file(path: Any, is_there: bool = False) -> None:
+    """Remove a file or an object; raise a FileNotFoundError without one.
+
+    If an object certainly `is_there`, only an attempt whose answer was lost can have removed it: else the bucket is absent.
+    """
+    if not is_remote(path):
         path.unlink()
+        return
+    was_lost = False
+
+    def remove() -> None:
+        nonlocal was_lost
+        try:
+            path.fs.rm_file(path.path)
+        except FileNotFoundError:
+            if not was_lost:
+                raise
+        except Exception:  # each store has its own errors
+            was_lost = True
+            raise
+
+    ask_store(path, remove, may_be_absent=not is_there)
 
 
 def upload(source: Path, path: Any, new: bool = False) -> None:
@@ -144,10 +163,10 @@ def upload(source: Path, path: Any, new: bool = False) -> None:
     ask_store(path, write, may_be_absent=False)
 
 
-def download(path: Any, folder: Any) -> Path:
-    """Write an object that a list has named to a local folder; return the file, which has its name."""
+def download(path: Any, folder: Any, may_be_absent: bool = True) -> Path:
+    """Write an object to a local folder; return the file, which has its name. `may_be_absent` is that of `open_plain`."""
     local = Path(folder, path.name)
-    with io.BufferedReader(_Object(path, False), _BUFFER_BYTES) as source, open(local, "wb") as target:
+    with open_plain(path, may_be_absent) as source, open(local, "wb") as target:
         shutil.copyfileobj(source, target, _BUFFER_BYTES)
     return local
 
