@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
@@ -30,7 +29,7 @@ from .resuming import announce, build_optimizer, exit_with_own_status, on_all_wo
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, say_stopped, stop
 
 
-class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
+class BackupAndRestore(CustomLoopSupport):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
     A backup holds the model; its optimizers with their state, loss scale, accumulators and moving averages; the random
@@ -83,6 +82,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
 
     # The loop calls it after all others: a backup holds what they have done at the same hook.
     runs_last = True
+    output_paths = {"directory": True}
+    writes_itself = True
 
     def __init__(
         self,
