@@ -11,7 +11,7 @@ import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import one_of, show, truth, whole_number
-from ...distribute.workers.agreement import exchange, spans_workers
+from ...distribute.workers.agreement import gather_numbers, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
 from ...state.random_state import GENERATORS, WITH_VARIABLE
@@ -277,7 +277,7 @@ class BackupAndRestore(CustomLoopSupport):
         self._save(epoch, step)
         self._writer.settle()
         # Leave together: a worker that exits first would look to the others as if it had died.
-        exchange([0.0], self.model.distribute_strategy)
+        gather_numbers([0.0], self.model.distribute_strategy)
         self._handlers.remove()
         if self._fit_state().chief:
             say_stopped(reason, epoch, step, self.directory, self._writer.failed)
