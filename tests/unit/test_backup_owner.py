@@ -126,6 +126,70 @@ def test_owner_elsewhere_with_an_old_sign_of_life_is_not_waited_for(tmp_path, ca
     assert capsys.readouterr().out == ""
 
 
+def test_owner_elsewhere_that_releases_the_folder_is_not_waited_for_longer(tmp_path, clock):
+    claim(tmp_path, elsewhere())
+    slept = []
+    clock.sleep = lambda seconds: slept.append(seconds) or (tmp_path / OWNER_FILE).unlink()
+    with owning(tmp_path, patience=PATIENCE):
+        assert len(slept) == 1
+
+
+@pytest.mark.parametrize("restarts, waits", [(2, False), (1, True), (0, False)])
+def test_job_that_slurm_started_again_takes_over_but_not_the_same_attempt(
+    tmp_path, monkeypatch, clock, restarts, waits
+):
+    owner = {
+        "process": str(elsewhere()),
+        "host": "far",
+        "since": 1e9,
+        "token": "t",
+        "run": "slurm 7 0",
+        "restarts": 1,
+    }
+    (tmp_path / OWNER_FILE).write_text(json.dumps(owner))
+    for name, value in (("JOB_ID", "7"), ("STEP_ID", "0"), ("RESTART_COUNT", str(restarts))):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    slept = []
+    clock.sleep = lambda seconds: slept.append(seconds) or (tmp_path / OWNER_FILE).unlink()
+    with owning(tmp_path, patience=PATIENCE):
+        assert bool(slept) == waits, "a count of 0 says nothing"
+
+
+def test_owner_that_is_overtaken_while_it_writes_does_not_begin(tmp_path, monkeypatch):
+    write = FolderOwner._write
+    monkeypatch.setattr(
+        FolderOwner,
+        "_write",
+        lambda self, *given, **more: write(self, *given, **more) or claim(tmp_path, elsewhere()),
+    )
+    with pytest.raises(FolderInUseError, match="has been taken over by process"):
+        FolderOwner(tmp_path).acquire()
+    assert read_owner(tmp_path).token == "t"
+
+
+def test_folder_of_a_fit_that_an_error_ended_is_free(tmp_path):
+    runs = [True]
+    with owning(tmp_path, runs=lambda: runs[0]):
+        with pytest.raises(FolderInUseError):
+            FolderOwner(tmp_path).acquire()
+        runs[0] = False
+        with owning(tmp_path) as second:
+            second.check()
+
+
+def test_owner_does_not_keep_the_claim_of_another_alive_nor_miss_a_folder_that_is_gone(tmp_path):
+    folder = tmp_path / "backup"
+    folder.mkdir()
+    with owning(folder, beat=PATIENCE) as owner:
+        claim(folder, elsewhere(), token="other")
+        os.utime(folder / OWNER_FILE, ns=(0, 0))
+        owner._keep_alive()
+        assert (folder / OWNER_FILE).stat().st_mtime_ns == 0
+        (folder / OWNER_FILE).unlink()
+        folder.rmdir()
+        owner.check()  # the save says that
+
+
 def test_owner_gives_signs_of_life(tmp_path):
     file = tmp_path / OWNER_FILE
     until = time.monotonic() + 60  # far more than a thread needs on a busy machine

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -318,3 +319,29 @@ def test_missing_name_raises_its_error_where_it_is_used(monkeypatch):
     assert not isinstance(1, gone) and isinstance(1, gone | int) and not isinstance(1, str | gone)
     with pytest.raises(AttributeError, match="never_there"):
         places.never_there  # noqa: B018
+
+
+def test_versions_of_nightly_builds_are_found_and_shown(monkeypatch):
+    known = {"keras-nightly": "3.16.dev1", "tf-nightly": "2.23.dev2", "other-nightly": "1"}
+
+    def version(name):
+        if name in known:
+            return known[name]
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    for name in ("keras", "tensorflow"):
+        monkeypatch.delitem(sys.modules, name)
+    assert [versions.find_version(name) for name in ("keras", "tensorflow", "other", "none")] == [
+        "3.16.dev1",
+        "2.23.dev2",
+        "1",
+        "not installed",
+    ]
+    python = ".".join(map(str, sys.version_info[:2]))
+    shown = f"Unisono {unisono.__version__}, Keras 3.16.dev1, TensorFlow 2.23.dev2, Python {python}"
+    assert versions.show_versions() == shown
+    assert versions.describe_unsupported("`a.b`", "A pipeline") == (
+        f"A pipeline needs tensorflow{versions.SUPPORTED['tensorflow']} and keras{versions.SUPPORTED['keras']}, but found "
+        "tensorflow 2.23.dev2 and keras 3.16.dev1, which lack `a.b`: install supported versions."
+    )
