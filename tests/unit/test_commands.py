@@ -72,8 +72,8 @@ def test_program_hides_messages_of_tensorflow_and_starts_others_with_the_flags_o
     tmp_path, given, used
 ):
     program = (
-        "import os; from unisono.commands import main, PROGRAM_CACHE; main(); "
-        "print(PROGRAM_CACHE.why_off, os.environ.get('TF_XLA_FLAGS'), os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+        "import os; import unisono; from unisono.commands import main; main(); "
+        "print(unisono._programs.why_off, os.environ.get('TF_XLA_FLAGS'), os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     )
     other = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS")
     environ = {name: value for name, value in os.environ.items() if name not in other}
