@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,8 +26,14 @@ APPLY = "call of an optimizer"
 """What an `IdentityN` stands for."""
 
 
+class SamplesJoined(Exception):
+    """The step needs arrays to have the same number of samples, which was not known when the pass began."""
+
+
 class Builder(Values):
-    """Builds one program."""
+    """Builds one program; raises `SamplesJoined` where it no longer `goes_on` after an operation."""
+
+    goes_on: Callable[[], bool] = staticmethod(lambda: True)
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Add the operations of a graph, called with these values; return the numbers of its outputs."""
@@ -43,6 +49,8 @@ class Builder(Values):
                 if tensor.name not in known:
                     visit(tensor.op)
             self._add_operation(op, known)
+            if not self.goes_on():
+                raise SamplesJoined
 
         needed = find_needed_operations(graph)
         for op in graph.get_operations():
@@ -263,11 +271,15 @@ class Builder(Values):
 
 
 _holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = weakref.WeakKeyDictionary()  # for a size of a graph
 
 
 def find_needed_operations(graph: Any) -> set[str]:
     """Return the names of the operations that affect the results or side effects of a graph."""
+    if graph in _needed and _needed[graph][0] == graph.version:
+        return _needed[graph][1]
     found: set[str] = set()
+    _needed[graph] = graph.version, found
     ahead = [tensor.op for tensor in graph.outputs]
     ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
     while ahead:

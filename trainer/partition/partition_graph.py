@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .builder import Builder, find_needed_operations
+from .builder import Builder, SamplesJoined, find_needed_operations
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Length, Samples, Size
@@ -38,6 +38,7 @@ def partition_graph(
         joined = len({each.find() for each in samples.values()})
         program = Program([], one_size=joined == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
+        builder.goes_on = lambda: len({each.find() for each in samples.values()}) == joined
         try:
             program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
         except NeedsWhole as found:
@@ -45,12 +46,15 @@ def partition_graph(
                 raise NotPartitioned(str(found)) from None
             whole.add(found.producer)
             continue
+        except SamplesJoined:  # what the pass has learnt may save collectives
+            continue
+        if not builder.goes_on():
+            continue
         groups: dict[Samples, list[int]] = {}
         for number, each in samples.items():
             groups.setdefault(each.find(), []).append(number)
-        if len(groups) == joined:  # else what the pass has learnt may save collectives
-            program.equal = [group for group in groups.values() if len(group) > 1]
-            return program
+        program.equal = [group for group in groups.values() if len(group) > 1]
+        return program
 
 
 def read_inputs(graph: Any, batch: int) -> list[int]:
