@@ -20,7 +20,9 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys((REST, TRACING, LABELLING, REBUILDING, CALL), 0.0)
         self._running, self._since = [REST], time.process_time()
-        self._calls: list[tuple[float, tuple[Any, ...]]] = []  # seconds and arguments, which stay alive
+        self._calls: list[
+            tuple[float, Any, tuple[Any, ...]]
+        ] = []  # seconds, options, and arguments that stay alive
 
     def start(self) -> None:
         """Forget what was measured, and begin."""
@@ -59,7 +61,7 @@ class Stopwatch:
         def noted(*args: Any) -> Any:
             began = time.process_time()
             result = call(*args)
-            self._calls.append((time.process_time() - began, args))
+            self._calls.append((time.process_time() - began, args[0].function_call_options, args))
             return result
 
         context.Context.call_function = noted  # pyright: ignore[reportAttributeAccessIssue]
@@ -79,17 +81,15 @@ class Stopwatch:
 
         The call is repeated: XLA does not compile again. Without Grappler, TensorFlow prepares the function again.
         """
-        first, args = max(self._calls, key=lambda each: each[0])
-        current: Any = context.context()
-        usual = current.function_call_options
+        first, options, args = max(self._calls, key=lambda each: each[0])
         if not xla:
-            config = config_pb2.ConfigProto.FromString(usual.config_proto_serialized)
+            config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
             config.graph_options.rewrite_options.disable_meta_optimizer = True
-            current.function_call_options = context.FunctionCallOptions(usual.executor_type, config)
+            options = context.FunctionCallOptions(options.executor_type, config)
+        args[0].function_call_options = options
         began = time.process_time()
         args[0].call_function(*args[1:])
         again = time.process_time() - began
-        current.function_call_options = usual
         return first - again, again
 
 

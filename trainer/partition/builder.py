@@ -26,14 +26,10 @@ APPLY = "call of an optimizer"
 """What an `IdentityN` stands for."""
 
 
-class SamplesJoined(Exception):
-    """The step needs arrays to have the same number of samples, which was not known when the pass began."""
-
-
 class Builder(Values):
-    """Builds one program; raises `SamplesJoined` where it no longer `goes_on` after an operation."""
+    """Builds one program. `check` runs after each operation."""
 
-    goes_on: Callable[[], bool] = staticmethod(lambda: True)
+    check: Callable[[], None] = staticmethod(lambda: None)
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Add the operations of a graph, called with these values; return the numbers of its outputs."""
@@ -49,8 +45,7 @@ class Builder(Values):
                 if tensor.name not in known:
                     visit(tensor.op)
             self._add_operation(op, known)
-            if not self.goes_on():
-                raise SamplesJoined
+            self.check()
 
         needed = find_needed_operations(graph)
         for op in graph.get_operations():
@@ -271,7 +266,9 @@ class Builder(Values):
 
 
 _holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-_needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = weakref.WeakKeyDictionary()  # for a size of a graph
+_needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = (
+    weakref.WeakKeyDictionary()
+)  # for a size of a graph
 
 
 def find_needed_operations(graph: Any) -> set[str]:

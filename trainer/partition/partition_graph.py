@@ -5,11 +5,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from .builder import Builder, SamplesJoined, find_needed_operations
+from .builder import Builder, find_needed_operations
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Length, Samples, Size
 from .sizes.static_shapes import shape_of
+
+
+class _SamplesJoined(Exception):
+    """The step needs arrays to have the same number of samples, which was not known when the pass began."""
 
 
 def partition_graph(
@@ -34,11 +38,16 @@ def partition_graph(
     samples = {number: Samples() for number in leaves}
     lengths = {number: [Length() for _ in graph.inputs[number].shape[1:]] for number in leaves}
     whole: set[str] = set()
+
+    def check() -> None:
+        if len({each.find() for each in samples.values()}) < joined:
+            raise _SamplesJoined
+
     while True:
         joined = len({each.find() for each in samples.values()})
         program = Program([], one_size=joined == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
-        builder.goes_on = lambda: len({each.find() for each in samples.values()}) == joined
+        builder.check = check
         try:
             program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
         except NeedsWhole as found:
@@ -46,9 +55,7 @@ def partition_graph(
                 raise NotPartitioned(str(found)) from None
             whole.add(found.producer)
             continue
-        except SamplesJoined:  # what the pass has learnt may save collectives
-            continue
-        if not builder.goes_on():
+        except _SamplesJoined:  # what the pass has learnt may save collectives
             continue
         groups: dict[Samples, list[int]] = {}
         for number, each in samples.items():
