@@ -118,7 +118,8 @@ def loop(setting: Setting, strategy: Any, watch: Stopwatch) -> Any:
 
     def gradients(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True)) / setting.replicas
+            loss: Any = loss_of(y, model(x, training=True))
+            loss = loss / setting.replicas
         return loss, tape.gradient(loss, [v.value for v in model.trainable_variables])
 
     compiled = setting.xla and setting.replicas > 1

@@ -18,7 +18,8 @@ class Stopwatch:
     """Charges the time of this process to the innermost of the parts that are running."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys((REST, TRACING, LABELLING, REBUILDING, CALL), 0.0)
+        parts: tuple[str, ...] = (REST, TRACING, LABELLING, REBUILDING, CALL)
+        self.seconds = dict.fromkeys(parts, 0.0)
         self._running, self._since = [REST], time.process_time()
         self._calls: list[
             tuple[float, Any, tuple[Any, ...]]
@@ -102,7 +103,7 @@ def watched(begin: Callable[[Stopwatch], Any], xla: bool, ours: bool) -> dict[st
     watch.watch_tensorflow()
     if ours:
         watch.watch_unisono()
-    tf.constant(1.0) + 1.0  # starts TensorFlow's devices
+    tf.config.list_logical_devices()  # starts TensorFlow's devices
     owner = begin(watch)
     found = dict(watch.seconds)
     compiling, _ = watch.split_call(xla)
