@@ -273,10 +273,11 @@ _needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = (
 
 def find_needed_operations(graph: Any) -> set[str]:
     """Return the names of the operations that affect the results or side effects of a graph."""
-    if graph in _needed and _needed[graph][0] == graph.version:
+    size = graph.version, len(graph.outputs)
+    if graph in _needed and _needed[graph][0] == size:
         return _needed[graph][1]
     found: set[str] = set()
-    _needed[graph] = graph.version, found
+    _needed[graph] = size, found
     ahead = [tensor.op for tensor in graph.outputs]
     ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
     while ahead:
