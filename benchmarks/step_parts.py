@@ -18,8 +18,8 @@ class Stopwatch:
     """Charges the time of this process to the innermost of the parts that are running."""
 
     def __init__(self) -> None:
-        parts: tuple[str, ...] = (REST, TRACING, LABELLING, REBUILDING, CALL)
-        self.seconds = dict.fromkeys(parts, 0.0)
+        parts = (REST, TRACING, LABELLING, REBUILDING, CALL)
+        self.seconds: dict[str, float] = dict.fromkeys(parts, 0.0)
         self._running, self._since = [REST], time.process_time()
         self._calls: list[
             tuple[float, Any, tuple[Any, ...]]
