@@ -71,6 +71,7 @@ def execute(whole: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
         "PYTHONPATH": python_path,
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "CUDA_VISIBLE_DEVICES": "",
+        "UNISONO_CACHE": "",
     }
     node = nbformat.reads(json.dumps(whole), as_version=4)
     client = nbclient.NotebookClient(

@@ -11,6 +11,7 @@ from ..compat.keras_private.serialization import our_classes
 from ..compat.keras_private.training import compile_config, filter_traceback, strategy_of
 from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer, deserialize_keras_object
 from ..distribute.hardware.devices import why_xla_aborts
+from ..distribute.hardware.program_cache import PROGRAM_CACHE
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..mixed_precision.policy import check_policy_order, wrap_optimizer
 from ..state.trained_model import FitState, TrainedModel, record_of
@@ -88,6 +89,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         ways = dict(
             steps_per_execution=steps_per_execution, jit_compile=jit_compile, auto_scale_loss=auto_scale_loss
         )
+        PROGRAM_CACHE.release_flags()
         compile_checks.check_compile(self, {**given, **ways})
         bring_along(self, "compile")
         pipeline_step.attach(self)

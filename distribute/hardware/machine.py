@@ -1,5 +1,7 @@
 """What code that is compiled on this machine depends on, read from files: no device is started."""
 
+import contextlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +14,21 @@ _CPU_FIELDS = {
     "CPU implementer", "CPU architecture", "CPU variant", "CPU part", "CPU revision", "Features",
 }  # fmt: skip
 _LIBRARIES = ("nvidia-cudnn-cu12", "nvidia-cublas-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-runtime-cu12")
-_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC", "LD_LIBRARY_PATH")
+_VARIABLES = (
+    "TF_ENABLE_ONEDNN_OPTS",
+    "NVIDIA_TF32_OVERRIDE",
+    "TF_DETERMINISTIC_OPS",
+    "TF_CUDNN_DETERMINISTIC",
+    "LD_LIBRARY_PATH",
+)
+
+
+def size_of_tensorflow() -> int | None:
+    """Return the bytes of TensorFlow's library, by which builds of one version differ; None where it is not found."""
+    with contextlib.suppress(ImportError, AttributeError, TypeError, ValueError, OSError):
+        found = importlib.util.find_spec("tensorflow")
+        return os.path.getsize(Path(found.origin).with_name("libtensorflow_cc.so.2"))  # pyright: ignore
+    return None
 
 
 def describe_cpu(path: str = "/proc/cpuinfo") -> list[str]:

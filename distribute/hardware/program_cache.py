@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...compat.versions import find_version
 from ...compat.xla_flags import PROGRAMS, TUNED, add_flags, flags_are_read, hide_log, restore_flags
-from .machine import describe_cards, describe_cpu, describe_flags
+from .machine import describe_cards, describe_cpu, describe_flags, size_of_tensorflow
 
 CACHE = "UNISONO_CACHE"
 LATE = "TensorFlow's devices were in use before `import unisono`: import it first"
@@ -51,7 +51,7 @@ class ProgramCache:
         """Add the flags, for `import unisono`."""
         self.folder = machine_folder(environ)
         if self.folder is None:
-            self.why_off = "there is no folder for it" if environ.get(CACHE) else f"{CACHE} names no folder"
+            self.why_off = f'{CACHE} is ""' if environ.get(CACHE) == "" else "there is no folder for it"
         elif flags_are_read():
             self.why_off = LATE
         else:
@@ -59,9 +59,12 @@ class ProgramCache:
             self._flagged = not self.why_off
             atexit.register(self._keep_new)
 
-    def release_flags(self, environ: MutableMapping[str, str] = os.environ) -> None:
-        """Give the user's flags back once TensorFlow has read ours, so that child processes start with their own."""
-        if self._flagged and flags_are_read():
+    def release_flags(self, environ: MutableMapping[str, str] = os.environ, compiles: bool = True) -> None:
+        """Give the user's flags back once TensorFlow has read ours, so that child processes start with their own.
+
+        `compiles`: False in a process that compiles nothing, and need not wait for that.
+        """
+        if self._flagged and (not compiles or flags_are_read()):
             self._flagged = False
             if not restore_flags(environ):
                 self.why_off = "the flags of XLA were replaced after `import unisono`"
@@ -76,7 +79,7 @@ class ProgramCache:
         """Load what was compiled before for `label`, and keep what is compiled in the block. Context: host, a first call."""
         self.release_flags()
         self.counts = self.counts._replace(calls=self.counts.calls + 1)
-        if self.why_off or self.folder is None or not self._make_private(self.folder.parent):
+        if self.why_off or self.folder is None or not self._make_private(self.folder):
             yield
             return
         with self._lock:
@@ -127,12 +130,13 @@ class ProgramCache:
         if new:
             _remove_oldest(self._place.parents[1])
 
-    def _make_private(self, root: Path) -> bool:
-        """Return whether only this user can write the folder, which is created; who can, runs code in this process."""
+    def _make_private(self, folder: Path) -> bool:
+        """Return whether only this user can write the folders, which are created; who can, runs code in this process."""
         problem = ""
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            problem = why_refused(root)
+            for each in (folder.parent, folder):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+                problem = problem or why_refused(each)
         except OSError as error:
             problem = _explain(error)
         if problem:
@@ -149,16 +153,18 @@ PROGRAM_CACHE = ProgramCache()
 
 
 def machine_folder(environ: MutableMapping[str, str]) -> Path | None:
-    """Return the folder for code of machines like this one; None: none is named, no home, or the CPU is not known."""
-    cpu = describe_cpu()
-    if not (named := environ.get(CACHE)) or not cpu:
+    """Return the folder for code of machines like this one; None: switched off, no home, or the CPU is not known."""
+    named, cpu = environ.get(CACHE), describe_cpu()
+    if named == "" or not cpu:
         return None
+    users = environ.get("XDG_CACHE_HOME", "")
     try:
-        root = Path(named).expanduser().absolute()
-    except RuntimeError:  # no home
+        default = Path(users if os.path.isabs(users) else "~/.cache", "unisono")
+        root = Path(named or default).expanduser().absolute()
+    except (RuntimeError, OSError):  # no home, or no working directory
         return None
     version = find_version("tensorflow")
-    facts = repr([version, cpu, describe_cards(), describe_flags(environ)])
+    facts = repr([version, size_of_tensorflow(), cpu, describe_cards(), describe_flags(environ)])
     return root / f"tensorflow-{version}-{hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()}"
 
 
@@ -239,13 +245,13 @@ def _remove_oldest(root: Path) -> None:
 
 
 def why_refused(root: Path) -> str:
-    """Return why the folder of all machines is not used; "" if it can be, or does not exist yet."""
-    with contextlib.suppress(FileNotFoundError):
+    """Return why a folder is not used; "" if it can be, or cannot be read, as if it does not exist yet."""
+    with contextlib.suppress(OSError):
         state = root.stat()
         if state.st_uid != os.geteuid() or state.st_mode & 0o022:
             return (
                 f"{root} is not used for compiled programs, because other users can write it: run `chmod 700` on it as "
-                f"its owner, or set {CACHE} to another folder."
+                f'its owner, or set {CACHE} to another folder, or to "" for none.'
             )
     return ""
 

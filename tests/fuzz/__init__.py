@@ -4,3 +4,9 @@
 
 A case is a plain specification that can be printed and run again; see `python -m tests.fuzz --help`.
 """
+
+import os
+
+os.environ.setdefault(
+    "UNISONO_CACHE", ""
+)  # what is drawn compiles anew, and leaves nothing in the user's folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import itertools
 import pathlib
@@ -14,6 +15,7 @@ from partition_in_parts import Parts
 from partition_programs import COMMUNICATED, PROGRAMS, SINGLE, S, X
 
 from unisono.compat.tensorflow_graphs.one_device import subgraphs
+from unisono.trainer.partition import builder
 from unisono.trainer.partition.operations import ROWS, Row
 from unisono.trainer.partition.operations import random as random_rules
 from unisono.trainer.partition.program import Copy, Program, Value
@@ -114,6 +116,14 @@ def test_leaves_with_other_numbers_of_samples_are_not_taken_for_one_batch():
         return tf.reduce_mean(tf.concat([x, tf.reshape(s, [-1, 3])], 0) ** 2)
 
     Parts(compared, X[:, :3], S).check()
+
+
+def test_step_is_labelled_once_after_its_arrays_prove_to_have_the_same_samples(monkeypatch):
+    labelled, label = [], builder.Builder._add_operation
+    add = lambda self, op, known: (labelled.append(op.name), label(self, op, known))  # noqa: E731
+    monkeypatch.setattr(builder.Builder, "_add_operation", add)
+    program = Parts(lambda x, y: functools.reduce(lambda z, _: tf.sin(z), range(50), x + y), X, X).program
+    assert program.one_size and program.equal == [[0, 1]] and 50 < len(labelled) < 65
 
 
 def test_array_that_is_not_read_does_not_open_the_size_of_the_others():

@@ -68,14 +68,19 @@ def test_output_that_cannot_be_written_is_one_line():
 
 
 @pytest.mark.parametrize("given, used", [({}, "3"), ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "0")])
-def test_program_hides_messages_of_tensorflow_where_the_user_has_not_chosen(given, used):
+def test_program_hides_messages_of_tensorflow_and_starts_others_with_the_flags_of_the_user(
+    tmp_path, given, used
+):
     program = (
-        "import os; from unisono.commands import main; main(); print(os.environ['TF_CPP_MIN_LOG_LEVEL'])"
+        "import os; import unisono; from unisono.commands import main; main(); "
+        "print(unisono._programs.why_off, os.environ.get('TF_XLA_FLAGS'), os.environ['TF_CPP_MIN_LOG_LEVEL'])"
     )
-    environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    other = ("TF_CPP_MIN_LOG_LEVEL", "TF_XLA_FLAGS")
+    environ = {name: value for name, value in os.environ.items() if name not in other}
+    environ["UNISONO_CACHE"] = str(tmp_path)
     command = [sys.executable, "-c", program, "--version"]
     done = subprocess.run(command, env={**environ, **given}, capture_output=True, text=True)
-    assert done.stdout.split()[-1] == used, done.stderr
+    assert done.stdout.split()[-2:] == ["None", used] and len(done.stdout.split()) == 3, done.stderr
 
 
 def test_profile_of_workers_that_have_nothing_to_trace_is_an_error_in_one_line(tmp_path, capsys, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +27,9 @@ APPLY = "call of an optimizer"
 
 
 class Builder(Values):
-    """Builds one program."""
+    """Builds one program. `check` runs after each operation."""
+
+    check: Callable[[], None] = staticmethod(lambda: None)
 
     def walk(self, graph: Any, inputs: Sequence[int]) -> list[int]:
         """Add the operations of a graph, called with these values; return the numbers of its outputs."""
@@ -43,6 +45,7 @@ class Builder(Values):
                 if tensor.name not in known:
                     visit(tensor.op)
             self._add_operation(op, known)
+            self.check()
 
         needed = find_needed_operations(graph)
         for op in graph.get_operations():
@@ -263,11 +266,18 @@ class Builder(Values):
 
 
 _holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = (
+    weakref.WeakKeyDictionary()
+)  # for a size of a graph
 
 
 def find_needed_operations(graph: Any) -> set[str]:
     """Return the names of the operations that affect the results or side effects of a graph."""
+    size = graph.version, len(graph.outputs)
+    if graph in _needed and _needed[graph][0] == size:
+        return _needed[graph][1]
     found: set[str] = set()
+    _needed[graph] = size, found
     ahead = [tensor.op for tensor in graph.outputs]
     ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
     while ahead:

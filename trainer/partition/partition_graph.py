@@ -12,6 +12,10 @@ from .sizes.size import Length, Samples, Size
 from .sizes.static_shapes import shape_of
 
 
+class _SamplesJoined(Exception):
+    """The step needs arrays to have the same number of samples, which was not known when the pass began."""
+
+
 def partition_graph(
     graph: Any,
     batch: int,
@@ -34,10 +38,16 @@ def partition_graph(
     samples = {number: Samples() for number in leaves}
     lengths = {number: [Length() for _ in graph.inputs[number].shape[1:]] for number in leaves}
     whole: set[str] = set()
+
+    def check() -> None:
+        if len({each.find() for each in samples.values()}) < joined:
+            raise _SamplesJoined
+
     while True:
         joined = len({each.find() for each in samples.values()})
         program = Program([], one_size=joined == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
+        builder.check = check
         try:
             program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
         except NeedsWhole as found:
@@ -45,12 +55,13 @@ def partition_graph(
                 raise NotPartitioned(str(found)) from None
             whole.add(found.producer)
             continue
+        except _SamplesJoined:  # what the pass has learnt may save collectives
+            continue
         groups: dict[Samples, list[int]] = {}
         for number, each in samples.items():
             groups.setdefault(each.find(), []).append(number)
-        if len(groups) == joined:  # else what the pass has learnt may save collectives
-            program.equal = [group for group in groups.values() if len(group) > 1]
-            return program
+        program.equal = [group for group in groups.values() if len(group) > 1]
+        return program
 
 
 def read_inputs(graph: Any, batch: int) -> list[int]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .. import _programs
 from ..version import __version__
 
 COMMANDS = {
@@ -30,6 +31,7 @@ _USAGE = "\n".join(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command with its arguments (None: those of this process); return the exit status."""
+    _programs.release_flags(compiles=False)  # what `launch` starts may be any program
     if "_ARGCOMPLETE" in os.environ:
         _complete()
     if argv is None:  # this is the program: messages such as `failed call to cuInit` would bury its lines

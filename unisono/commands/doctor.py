@@ -162,8 +162,7 @@ def programs(environ: Mapping[str, str]) -> Iterator[Finding]:
     used = (
         "not used" if cache.why_off or problem else f"used for {'GPUs, too' if describe_cards() else 'CPUs'}"
     )
-    note = f"{cache.why_off}." if cache.why_off else ""
-    yield Finding("programs", "folder", f"{cache.folder}, {used}", problem, note)
+    yield Finding("programs", "folder", f"{cache.folder}, {used}", problem, cache.why_off)
     size = sum(size for _, size, _ in found) / 2**20
     yield Finding("programs", "of all machines", f"{len(found)} entries, {size:.1f} MiB")
 

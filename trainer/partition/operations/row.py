@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
 from ..program import MeshAxis, Value
-from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, round_outwards
+from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, limits_of, round_outwards
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
@@ -200,7 +200,10 @@ def _fits(numbers: np.ndarray, dtype: tf.DType) -> bool:
     found = [
         n for v in numbers.flat for n in (v.terms.values() if isinstance(v, Size) else [v]) if n is not None
     ]
-    return dtype == tf.bool or all(dtype.min <= n <= dtype.max for n in found)
+    if dtype == tf.bool:
+        return True
+    least, most = limits_of(dtype)
+    return all(least <= n <= most for n in found)
 
 
 def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:

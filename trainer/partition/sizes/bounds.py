@@ -4,6 +4,7 @@ A partial sum is multiplied before it is summed where no factor is infinite, and
 `0 / 0` of a part are not the part of a product or a quotient.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +21,20 @@ ANY: Interval = (-math.inf, math.inf)
 _MOST_SAMPLES = 2**31 - 1  # counts of samples are int32
 
 
+@functools.cache  # NumPy and TensorFlow compute them anew each time
+def limits_of(dtype: tf.DType) -> tuple[Any, Any]:
+    """Return the least and the largest number of a type."""
+    return dtype.min, dtype.max
+
+
 def round_outwards(found: Interval, dtype: tf.DType) -> Interval:
     """Return bounds in a type of numbers: integers wrap around, and near the largest number a sum may overflow."""
     if dtype.is_complex:
         return found
+    least, most = limits_of(dtype)
     if dtype.is_integer:
-        return found if dtype.min <= found[0] and found[1] <= dtype.max else ANY
-    limit = float(dtype.max) / 2  # a comparison in float16 would overflow
+        return found if least <= found[0] and found[1] <= most else ANY
+    limit = float(most) / 2  # a comparison in float16 would overflow
     return (found[0] if found[0] >= -limit else -math.inf), (found[1] if found[1] <= limit else math.inf)
 
 
@@ -54,7 +62,7 @@ def bounds_of_constant(array: np.ndarray) -> Interval:
 def bounds_of_sizes(numbers: np.ndarray, dtype: tf.DType) -> Interval:
     """Return the bounds of sizes, which fit into their type."""
     bounds = [_of_size(each) for each in numbers.flat]
-    return min(low for low, _ in bounds), min(max(high for _, high in bounds), float(dtype.max))
+    return min(low for low, _ in bounds), min(max(high for _, high in bounds), float(limits_of(dtype)[1]))
 
 
 def _of_size(size: Extent) -> Interval:
