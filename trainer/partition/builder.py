@@ -266,7 +266,7 @@ class Builder(Values):
 
 
 _holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-_needed: weakref.WeakKeyDictionary[Any, tuple[int, set[str]]] = (
+_needed: weakref.WeakKeyDictionary[Any, tuple[Any, set[str]]] = (
     weakref.WeakKeyDictionary()
 )  # for a size of a graph
 
