@@ -65,6 +65,7 @@ class StepFunction:
         self.recorders: dict[Any, StepRecorder] = {}  # by what they record
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, f"{phase}_step", step_fn)
+        self.partitioned: bool | None = None  # None: not traced yet
         self._device = ""
         self._is_large: bool | None = None
         self._last_logs = LastLogs()
@@ -261,6 +262,7 @@ class StepFunction:
                 after = [*after, self.reached_sizes.assign(sizes, read_value=False)]
         own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
+        self.partitioned = isinstance(own, TracedStep)
         if isinstance(own, TracedStep):
             after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
             batch, in_units = own.read_part(batch), custom and not own.program.one_size
