@@ -199,7 +199,9 @@ class _Calls(keras.layers.Layer):
     """Calls Python, so that its step runs on one replica, which normalizes the whole batch."""
 
     def call(self, x):
-        return x + tf.stop_gradient(tf.ensure_shape(tf.numpy_function(np.zeros_like, [x], tf.float32), x.shape))
+        return x + tf.stop_gradient(
+            tf.ensure_shape(tf.numpy_function(np.zeros_like, [x], tf.float32), x.shape)
+        )
 
 
 @pytest.mark.falls_back
