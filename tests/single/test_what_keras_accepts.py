@@ -138,6 +138,14 @@ def test_loop_outside_of_the_scope_updates_divided_weights_as_wholes(kind, trace
     helpers.assert_close(loop_outside(DIVIDED[kind](), traced, adam), expected, helpers.FLOAT32)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_loop_outside_of_the_scope_builds_an_optimizer_of_keras(traced):
+    make = lambda: keras.optimizers.SGD(0.1, momentum=0.5)  # noqa: E731
+    expected = loop_outside(None, False, make)
+    for home in (helpers.mirrored(2), DIVIDED["both"]())[traced:]:
+        helpers.assert_close(loop_outside(home, traced, make), expected, helpers.FLOAT32)
+
+
 @pytest.mark.parametrize("kind", DIVIDED)
 def test_plain_keras_model_is_rejected_where_weights_are_divided(kind):
     strategy = DIVIDED[kind]()
