@@ -17,7 +17,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks terminal dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -106,6 +106,10 @@ docs: $(BIN)/unisono-dev.stamp
 notebooks: $(BIN)/unisono-dev.stamp
 	$(call INSTALL,-e ".[dev$(comma)tools]")
 	$(BIN)/python .ci/notebooks.py
+
+# The picture of a run that is killed and resumed: docs/assets/resume.svg.
+terminal: $(BIN)/unisono-dev.stamp
+	$(BIN)/python .ci/terminal.py
 
 dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist

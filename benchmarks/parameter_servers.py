@@ -13,7 +13,7 @@ import sys
 import time
 
 from benchmarks.tables import publish
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 _STOP_AND_GO = """
 import os, signal, sys, time
@@ -34,7 +34,9 @@ def servers(workers: int, count: int, slow: str):
 
     `slow`: "" (the function does nothing) or "last".
     """
-    tasks = {task.name: task for task in plan(Layout(workers=workers, parameter_servers=count), ["-"])}
+    tasks = {
+        task.name: task for task in plan(RequestedCluster(workers=workers, parameter_servers=count), ["-"])
+    }
     os.environ.update(tasks.pop("chief").env)
     processes = {
         name: subprocess.Popen(

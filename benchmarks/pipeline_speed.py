@@ -82,12 +82,12 @@ def main() -> None:
 
 def _run(options: Any, micro_batches: int, stages: int) -> dict[str, Any]:
     """Starts the processes, one for each stage, each on a core of its own; returns what the first one measured."""
-    from unisono.distribute.launcher.tasks import Layout, plan
+    from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
     script = [__file__, "--inner", "--stages", str(stages), "--micro-batches", str(micro_batches)]
     for name in ("width", "layers", "rows", "steps", "repeats", "schedule"):
         script += [f"--{name}", str(getattr(options, name))]
-    tasks = plan(Layout(workers=1, stages=stages), script)
+    tasks = plan(RequestedCluster(workers=1, stages=stages), script)
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < stages:
         raise SystemExit(

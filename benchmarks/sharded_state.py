@@ -126,13 +126,13 @@ def _layers(options: Any) -> int:
 def _run(
     options: Any, workers: int, accumulation: int, level: str, env: dict[str, str], width: int
 ) -> dict[str, float]:
-    from unisono.distribute.launcher.tasks import Layout, plan
+    from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
     script = [sys.executable, "-m", "benchmarks.sharded_state", "--child", level]
     script += ["--megabytes", str(options.megabytes), "--steps", str(options.steps)]
     script += ["--accumulation", str(accumulation), "--width", str(width)]
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", **env}
-    tasks = plan(Layout(workers=workers), [])
+    tasks = plan(RequestedCluster(workers=workers), [])
     processes = [
         subprocess.Popen(script, env={**quiet, **task.env}, stdout=subprocess.PIPE, text=True)
         for task in tasks

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 from unisono.distribute.workers.addresses import free_ports
 
 from .tables import publish, spread
@@ -117,7 +117,7 @@ def measure(script: list[str], workers: int, cores: list[int]) -> float:
     script = [str(pathlib.Path(__file__).with_name(script[0])), *script[1:]]
     port = str(free_ports(1)[0])
     processes = []
-    for index, task in enumerate(plan(Layout(workers=workers), script)):
+    for index, task in enumerate(plan(RequestedCluster(workers=workers), script)):
         env = {
             **os.environ,
             **task.env,

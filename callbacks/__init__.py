@@ -1,7 +1,6 @@
 """What happens around steps: checkpoints, exact resume, Keras' callbacks, progress, profiles."""
 
 from keras.callbacks import (
-    Callback,
     CallbackList,
     CSVLogger,
     EarlyStopping,
@@ -19,6 +18,7 @@ from keras.callbacks import (
 from .backup.backup_and_restore import BackupAndRestore
 from .backup.files.container import BackupMismatchError, DamagedFileError, NewerFormatError
 from .backup.files.store import BackupInfo, latest_backup, list_backups, read_backup
+from .callback import Callback
 from .diagnosis.anomaly_report import AnomalyReport, AnomalyWarning
 from .monitoring.json_lines import JSONLines
 from .monitoring.profiler import Profiler

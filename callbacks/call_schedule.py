@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..compat.keras_private.callbacks import batches_since_saving, find_profiled_steps, is_default_hook
 from ..compat.keras_private.variables import raw_value
+from .callback import hook, setting
 from .monitoring.tensorboard import TensorBoard
 from .monitors import is_metric_logger
 
@@ -32,7 +33,7 @@ def steps_until_call(
     ends the call where the loss is not finite, so that none ends for callbacks that only read logs.
     """
     if phase == "train":
-        schedule = own_schedule(callback)
+        schedule = hook(callback, "steps_until_call")
         only_reads = only_reads_logs(callback) and (schedule is None or type(callback) is TensorBoard)
         if records_logs and (only_reads or ends_at_bad_loss(callback)):
             return None
@@ -46,11 +47,11 @@ def steps_until_call(
         if type(callback) is keras.callbacks.TensorBoard:
             silent = callback.update_freq == "epoch" and not callback.write_steps_per_second
             return None if silent and find_profiled_steps(callback) is None else 1
-    elif getattr(callback, "runs_last", False):  # a backup in a validation is made where a compiled call ends
+    elif setting(callback, "runs_last"):  # a backup in a validation is made where a compiled call ends
         return None
     waits = (
         type(callback) in (keras.callbacks.ProgbarLogger, keras.callbacks.TensorBoard)
-        or getattr(callback, "waits_for_compiled_calls", False)
+        or setting(callback, "waits_for_compiled_calls")
         or (
             phase == "test"
             and (_logs_no_batch(callback) or (records_logs and only_reads_logs(callback, phase)))
@@ -70,14 +71,9 @@ def batch_hook_of(callback: Any) -> tuple[str, bool]:
     return f"{owner.__name__}.{hook}", is_set or not owner.__module__.startswith(("keras.", "unisono."))
 
 
-def own_schedule(callback: Any) -> Any:
-    """Return the method `steps_until_call` of a callback that has one; else None."""
-    return getattr(callback, "steps_until_call", None)
-
-
 def takes_step_logs(callback: Any) -> bool:
-    """Return whether a callback has `on_train_steps_end(first, logs)`: arrays `(steps, ...)` after each compiled call."""
-    return hasattr(callback, "on_train_steps_end")
+    """Return whether a callback has `on_train_steps_end`, which takes the logs of each compiled call."""
+    return hook(callback, "on_train_steps_end") is not None
 
 
 def only_reads_logs(callback: Any, phase: str = "train") -> bool:
@@ -91,7 +87,7 @@ def only_reads_logs(callback: Any, phase: str = "train") -> bool:
     if type(callback) in (keras.callbacks.TensorBoard, TensorBoard):
         measures = callback.write_steps_per_second or find_profiled_steps(callback) is not None
         return callback.update_freq != "epoch" and not measures
-    declared = getattr(type(callback), "only_reads_logs", False) or reads_optimizer(callback)
+    declared = setting(type(callback), "only_reads_logs") or reads_optimizer(callback)
     return bool(declared) and not getattr(callback, "async_safe", False)
 
 
@@ -178,8 +174,8 @@ def replay_steps(
                 getattr(callback, f"on_{phase}_batch_end")(step, state.step_logs)
     state.step = first + steps
     for callback in callbacks if phase == "train" else ():
-        if takes_step_logs(callback):
-            callback.on_train_steps_end(first, {name: column.copy() for name, column in logs.items()})
+        if take := hook(callback, "on_train_steps_end"):
+            take(first, {name: column.copy() for name, column in logs.items()})
 
 
 def _batch_hooks(callback: Any, phase: str = "train") -> list[str]:

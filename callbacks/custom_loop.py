@@ -3,7 +3,6 @@
 import contextlib
 import types
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,14 +12,14 @@ from ..distribute.storage import is_store_url
 from ..distribute.workers.cluster import is_chief
 from ..optimizers.stages.gradient_watch import GradientWatch, watch_gradients
 from ..state.trained_model import FitState
+from .callback import Callback
 
 
-class CustomLoopSupport:
-    """The mixin. Owns the `FitState` of a loop that is not our `fit`."""
+class CustomLoopSupport(Callback):
+    """A callback that owns the `FitState` of a loop that is not our `fit`."""
 
     model: Any
     params: Any
-    on_fit_exit: Callable[[], None]
     _custom_state: FitState | None = None
     _plain_fit: weakref.ref[Any] | None = None
 

@@ -5,11 +5,12 @@ from typing import Any
 import keras
 
 from ..state.trained_model import TrainedModel
+from .callback import Callback
 
 _WRITES_MODELS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 
 
-class OneBatch(keras.callbacks.Callback):
+class OneBatch(Callback):
     """Ends the training after one step, and each validation after one."""
 
     model: TrainedModel

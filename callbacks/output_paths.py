@@ -22,21 +22,14 @@ from ..distribute.workers.agreement import spans_workers
 from ..distribute.workers.cluster import read_cluster, worker_index
 from ..distribute.workers.places import find_place, warn_of_unknown_size
 from .backup.backup_and_restore import BackupAndRestore
-from .diagnosis.anomaly_report import AnomalyReport
-from .monitoring.json_lines import JSONLines
+from .callback import ours
 from .monitoring.profiler import Profiler
 from .monitors import LOGGERS
-from .report.training_report import TrainingReport
 from .safe_file import SaveError
 from .spool import Spool, find_fixed_folder
 
-# class -> (the argument and attribute, whether it is a folder)
+# Keras' class -> (the argument and attribute, whether it is a folder); ours have `output_paths`
 _OUTPUTS: dict[type, tuple[str, bool]] = {
-    AnomalyReport: ("path", False),
-    BackupAndRestore: ("directory", True),
-    JSONLines: ("path", False),
-    Profiler: ("log_dir", True),
-    TrainingReport: ("path", False),
     keras.callbacks.BackupAndRestore: ("backup_dir", True),
     keras.callbacks.CSVLogger: ("filename", False),
     keras.callbacks.OrbaxCheckpoint: ("directory", True),
@@ -72,8 +65,9 @@ def check_output_paths(callbacks: Sequence[Any], logs: Callable[[], set[str]] | 
 
 def _outputs_of(callback: Any) -> list[tuple[type, str, bool, Any]]:
     """Return the class, the attribute, whether it is a folder, and its value, of each path that a callback writes to."""
-    known = [(kind, *output) for kind, output in _OUTPUTS.items() if isinstance(callback, kind)]
-    found = [(*each, getattr(callback, each[1], None)) for each in known]
+    declared = [(type(each), output) for each in ours([callback]) for output in each.output_paths.items()]
+    known = [(kind, output) for kind, output in _OUTPUTS.items() if isinstance(callback, kind)]
+    found = [(kind, name, folder, getattr(callback, name, None)) for kind, (name, folder) in declared + known]
     return [each for each in found if each[-1] is not None]
 
 
@@ -98,7 +92,7 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     if place.size is None:
         warn_of_unknown_size(place)
         return
-    writing = [type(each).__name__ for each in callbacks if isinstance(each, tuple(_OUTPUTS))]
+    writing = [type(each).__name__ for each in callbacks if _outputs_of(each)]
     if writing and not place.addresses:
         raise ClusterError(
             f"`callbacks` save one model of several, or overwrite each other's files ({', '.join(writing)}): {place}"
@@ -196,14 +190,17 @@ def writes_to_stores(callbacks: Any) -> Iterator[None]:
 
 def _write_to(spool: Spool, callback: Any, stack: contextlib.ExitStack) -> None:
     """Let a callback write to the spool what it would write to a store, unless it does that itself."""
-    own = isinstance(callback, BackupAndRestore) or hasattr(callback, "pending_upload")
-    for kind, name, folder, url in () if own else _outputs_of(callback):
+    for kind, name, folder, url in () if _writes_itself(callback) else _outputs_of(callback):
         if is_store_url(url):
             local = spool.place(f"{name}` of `{kind.__name__}", url, folder)
             stack.callback(setattr, callback, name, url)
             setattr(callback, name, local if isinstance(url, str) else Path(local))
             if isinstance(callback, keras.callbacks.TensorBoard):
                 stack.callback(begin_new_files, callback)  # which writes what is still in memory
+
+
+def _writes_itself(callback: Any) -> bool:
+    return any(each.writes_itself for each in ours([callback]))
 
 
 def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.ExitStack) -> None:
@@ -217,7 +214,7 @@ def _discard_writes(callbacks: Iterable[Any], spool: Spool, stack: contextlib.Ex
                 stack.callback(own.pop, name, None)
             continue
         for kind in _ON_ALL_WORKERS:
-            if isinstance(callback, kind) and not hasattr(callback, "_writes_files"):
+            if isinstance(callback, kind) and not _writes_itself(callback):
                 attribute = _OUTPUTS[kind][0]
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="unisono-not-chief-"))
                 old = getattr(callback, attribute)

@@ -17,6 +17,7 @@ from ..distribute.objects import download, is_remote, names_in, remove_file, upl
 from ..distribute.storage import storage_path
 from ..distribute.workers.ticker import Ticker
 from ..state.trained_model import FitState
+from .callback import ours
 from .safe_file import SaveError, explain_going_on
 
 _PAUSE = 30.0  # seconds between uploads while training goes on
@@ -105,7 +106,7 @@ class Spool:
 
 def after_uploads(fit_state: FitState, job: Callable[[], None]) -> Callable[[], None]:
     """Return `job` of a backup, delayed until the store has what the backup refers to: logs and checkpoints."""
-    pending = [each.pending_upload() for each in fit_state.callbacks if hasattr(each, "pending_upload")]
+    pending = [each.pending_upload() for each in ours(fit_state.callbacks)]
 
     def run() -> None:
         for other in filter(None, pending):

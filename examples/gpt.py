@@ -7,6 +7,7 @@ program trains twice, once without and once with an interruption in mid-epoch: t
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import os
 import tempfile
@@ -49,8 +50,9 @@ def block(x):
     return x + keras.layers.Dropout(0.1)(keras.layers.Dense(WIDTH)(hidden))
 
 
-def make_model(characters: int) -> GPT:
-    keras.backend.clear_session()  # as in a new process: layers have the same names again
+def make_model(characters: int, policy: str) -> GPT:
+    keras.backend.clear_session()  # as in a new process: names of layers begin again, in float32
+    unisono.mixed_precision.set_global_policy(policy)
     keras.utils.set_random_seed(1)
     with unisono.distribute.auto_strategy().scope():
         inputs = keras.Input((CONTEXT,), dtype="int32")
@@ -91,29 +93,45 @@ def write(model: GPT, start: str, alphabet: str, count: int) -> str:
     return text
 
 
+def train_in(folder: str, model: GPT, data: dict, steps: int) -> None:
+    """Trains as a script does that is killed and started again, and prints what tells whether two models are equal."""
+    backup = unisono.callbacks.BackupAndRestore(folder, save_freq=max(1, steps // 3))
+    model.fit(**data, callbacks=[backup])
+    digest = hashlib.sha256(b"".join(weights.tobytes() for weights in model.get_weights()))
+    print(f"{model.count_params()} weights, sha256 {digest.hexdigest()[:24]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=150, help="steps of each of the two epochs")
-    steps = parser.parse_args().steps
-    unisono.mixed_precision.set_global_policy("mixed_float16")
+    parser.add_argument(
+        "--folder", help="train once with backups there: kill the program, and start it again"
+    )
+    parser.add_argument("--policy", default="mixed_float16", help="the precision; on a CPU float32 is faster")
+    steps, folder, policy = vars(parser.parse_args()).values()
     text = load_text()
     alphabet = "".join(sorted(set(text)))
     codes = np.array([alphabet.index(c) for c in text], "int32")
     rows = np.arange(steps * BATCH)[:, None] * 7 % (len(codes) - CONTEXT) + np.arange(CONTEXT)
     data = {"x": codes[rows], "y": codes[rows + 1], "batch_size": BATCH, "epochs": 2}
+    if folder:
+        train_in(folder, make_model(len(alphabet), policy), data, steps)
+        return
 
-    whole = make_model(len(alphabet))
+    whole = make_model(len(alphabet), policy)
     whole.fit(**data, verbose=2)
 
     with tempfile.TemporaryDirectory() as folder:
         backup = unisono.callbacks.BackupAndRestore(folder, save_freq=max(1, steps // 3))
         try:
-            make_model(len(alphabet)).fit(**data, verbose=0, callbacks=[backup, StopAt(steps + steps // 2)])
+            make_model(len(alphabet), policy).fit(
+                **data, verbose=0, callbacks=[backup, StopAt(steps + steps // 2)]
+            )
         except InterruptedError as error:
             print(
                 f"\n{error} after {steps + steps // 2} of {2 * steps} steps; the same program starts again:"
             )
-        resumed = make_model(len(alphabet))
+        resumed = make_model(len(alphabet), policy)
         backup = unisono.callbacks.BackupAndRestore(folder, save_freq=max(1, steps // 3))
         resumed.fit(**data, verbose=2, callbacks=[backup])
     pairs = zip(whole.get_weights(), resumed.get_weights(), strict=True)

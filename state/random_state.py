@@ -147,12 +147,6 @@ def _with_arrays(state: Any) -> Any:
     return np.asarray(state, np.uint64) if isinstance(state, list) else state
 
 
-def find_named(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return the generators of `BackupAndRestore(generators=)` by name."""
-    named = [each for callback in callbacks for each in getattr(callback, "generators", ())]
-    return {f"generators[{i}]": each for i, each in enumerate(named)}
-
-
 def find_global() -> dict[str, Any]:
     """Return the generators of the libraries that exist by now; what is drawn from them may make others."""
     found = {

@@ -22,7 +22,7 @@ from typing import Any
 
 from unisono.commands import main
 from unisono.distribute.launcher import processes
-from unisono.distribute.launcher.launcher import PASSED_ON
+from unisono.distribute.launcher.supervisor import PASSED_ON
 
 
 class Task:

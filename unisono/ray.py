@@ -15,7 +15,7 @@ import tensorflow as tf
 from .callbacks import BackupAndRestore
 from .callbacks.backup.files.shard_files import part_paths
 from .callbacks.backup.files.store import latest_backup
-from .distribute.workers.agreement import exchange
+from .distribute.workers.agreement import gather_numbers
 from .distribute.workers.cluster import is_chief
 
 
@@ -59,7 +59,7 @@ class BackupAndReport(BackupAndRestore):
         first = _session() is ray.tune or ray.train.get_context().get_local_rank() == 0
         if checkpoint is not None and first:
             checkpoint.to_directory(self.directory)
-        exchange([0.0], self.model.distribute_strategy)  # the others on this host wait for it
+        gather_numbers([0.0], self.model.distribute_strategy)  # the others on this host wait for it
         super().on_train_begin(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:

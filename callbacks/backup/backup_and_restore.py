@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 
 from ...compat.keras_private.training import begin_with_epoch
 from ...distribute.arguments import one_of, show, truth, whole_number
-from ...distribute.workers.agreement import exchange, spans_workers
+from ...distribute.workers.agreement import gather_numbers, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
 from ...state.random_state import GENERATORS, WITH_VARIABLE
@@ -30,7 +29,7 @@ from .resuming import announce, build_optimizer, exit_with_own_status, on_all_wo
 from .save_schedule import NEWCOMER, InterruptionHandlers, SaveSchedule, say_stopped, stop
 
 
-class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
+class BackupAndRestore(CustomLoopSupport):
     """Saves the whole state of training while it runs; the same script, run again, resumes it.
 
     A backup holds the model; its optimizers with their state, loss scale, accumulators and moving averages; the random
@@ -83,6 +82,8 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
 
     # The loop calls it after all others: a backup holds what they have done at the same hook.
     runs_last = True
+    output_paths = {"directory": True}
+    writes_itself = True
 
     def __init__(
         self,
@@ -276,7 +277,7 @@ class BackupAndRestore(CustomLoopSupport, keras.callbacks.Callback):
         self._save(epoch, step)
         self._writer.settle()
         # Leave together: a worker that exits first would look to the others as if it had died.
-        exchange([0.0], self.model.distribute_strategy)
+        gather_numbers([0.0], self.model.distribute_strategy)
         self._handlers.remove()
         if self._fit_state().chief:
             say_stopped(reason, epoch, step, self.directory, self._writer.failed)

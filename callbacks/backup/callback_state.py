@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from ...compat.keras_private.callbacks import CALLBACK_ATTRIBUTES
+from ..callback import hook
 from ..safe_file import write_safely
 from .files.schema import is_count, is_number, match
 
@@ -50,7 +51,7 @@ def restore(callbacks: list[Any], saved: list[dict[str, Any]]) -> list[str]:
     pairs = match_callbacks(saved, [callback for callback in callbacks if setters[id(callback)] is not None])
     for number, callback in pairs.items():
         state, set_ = saved[number]["state"], setters[id(callback)]
-        get = getattr(callback, "get_state", None)
+        get = hook(callback, "get_state")
         if get is None or get.__module__.startswith("unisono."):  # a class of Keras or of ours
             _check(state, saved[number]["name"], callback.model)
         if set_ is not None:
@@ -123,7 +124,7 @@ def _check(state: Any, where: str, model: Any) -> None:
 
 def _state_methods(callback: Any) -> tuple[Callable[[], Any], Callable[[Any], None] | None]:
     """Return the functions that return the state of a callback, or None, and restore it; None where it has no such state."""
-    get, set_ = getattr(callback, "get_state", None), getattr(callback, "set_state", None)
+    get, set_ = hook(callback, "get_state"), hook(callback, "set_state")
     if get is not None or set_ is not None:  # the user's methods may change arguments and results
         restore_copy = set_ and (lambda state: set_(copy.deepcopy(state)))
         return lambda: get and copy.deepcopy(get()), restore_copy

@@ -14,9 +14,10 @@ from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
-from ...state.random_state import GENERATORS, find_global, find_named, mark_of, state_of
+from ...state.random_state import GENERATORS, find_global, mark_of, state_of
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
+from ..callback import find_named_generators
 from .snapshot import find_held_generators
 
 _ONE_WAY = (
@@ -37,7 +38,7 @@ class ExactnessCheck:
         self._first: dict[int, tuple[Any, bytes]] = {}  # every generator, by its id, and its first state
         self._inputs = [each for each in (fit_state.source, fit_state.validation) if hasattr(each, "watch")]
         for source in self._inputs:
-            source.watch(find_named(fit_state.callbacks))
+            source.watch(find_named_generators(fit_state.callbacks))
 
     def check(self) -> None:
         """Check at the beginning, and before each save."""

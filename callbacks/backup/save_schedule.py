@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ...distribute.arguments import show, whole_number
 from ...distribute.environment import REJOIN
-from ...distribute.workers.agreement import exchange
+from ...distribute.workers.agreement import gather_numbers
 from ...state.trained_model import FitState
 
 NEWCOMER = "newcomer"  # the reason to exit where a machine waits to join an elastic run
@@ -66,7 +66,7 @@ class SaveSchedule:
             return steps // self.amount > saved_at_step // self.amount
         if self.unit != "seconds":
             return False
-        return max(row[0] for row in exchange([seconds_since_save], strategy)) >= self.amount
+        return max(row[0] for row in gather_numbers([seconds_since_save], strategy)) >= self.amount
 
     def steps_until_call(self, steps: int) -> int | None:
         """Return the steps from `steps` to the next save; None if steps do not decide."""

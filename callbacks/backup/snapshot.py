@@ -13,6 +13,7 @@ from ...distribute.workers.agreement import gather_bytes, gather_json, place_amo
 from ...state import random_state, variable_state
 from ...state.identity.table import differences, fingerprint
 from ...state.trained_model import FitState, TrainedModel
+from ..callback import find_named_generators
 from . import callback_state
 from .files import container
 from .files.container import BackupMismatchError
@@ -107,7 +108,7 @@ def find_held_generators(model: TrainedModel, fit_state: FitState) -> dict[str, 
     """Return the generators of NumPy and Python that are named, or that layers, the loss and callbacks lead to."""
     callbacks = callback_state.name_callbacks(fit_state.callbacks)
     held = random_state.find_generators({**variable_state.find_held(model), **callbacks})
-    return {**held, **random_state.find_named(fit_state.callbacks)}
+    return {**held, **find_named_generators(fit_state.callbacks)}
 
 
 def check(

@@ -6,7 +6,6 @@ import os
 import warnings
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -27,7 +26,7 @@ class AnomalyWarning(UserWarning):
     """
 
 
-class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
+class AnomalyReport(CustomLoopSupport, StepHook):
     """Ends training at the first step whose loss or gradient is not finite, and says where that came from.
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step then
@@ -48,6 +47,7 @@ class AnomalyReport(CustomLoopSupport, StepHook, keras.callbacks.Callback):
         >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.AnomalyReport()])
     """
 
+    output_paths = {"path": False}
     waits_for_compiled_calls = True  # the step itself stops; the host finds out when the compiled call ends
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:

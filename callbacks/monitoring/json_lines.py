@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 
 from ...distribute.arguments import function, whole_number
@@ -76,7 +75,7 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
+class JSONLines(CustomLoopSupport):
     """Writes the logs as JSON lines: `{"epoch": 0, "step": 100, "time": ..., "loss": ...}`.
 
     With several workers the chief writes. When `BackupAndRestore` resumes, the lines after the backup are dropped.
@@ -89,6 +88,8 @@ class JSONLines(CustomLoopSupport, keras.callbacks.Callback):
     Examples:
         >>> history = model.fit(x, y, verbose=0, callbacks=[unisono.callbacks.JSONLines("log.jsonl")])
     """
+
+    output_paths = {"path": False}
 
     def __init__(
         self, path: str | os.PathLike[str], every: int | str = "epoch", clock: Callable[[], float] = time.time

@@ -23,7 +23,7 @@ from ...distribute.workers.cluster import num_workers, worker_index
 from ..custom_loop import CustomLoopSupport
 
 
-class Profiler(CustomLoopSupport, keras.callbacks.Callback):
+class Profiler(CustomLoopSupport):
     """Captures a range of steps on all workers as one profile, for the profile plugin of TensorBoard or XProf.
 
     All workers begin and end after the same steps. Each writes its part to
@@ -47,6 +47,8 @@ class Profiler(CustomLoopSupport, keras.callbacks.Callback):
     Examples:
         >>> profiler = unisono.callbacks.Profiler("logs", steps=(10, 20))  # an argument of `fit(callbacks=[...])`
     """
+
+    output_paths = {"log_dir": True}
 
     def __init__(
         self, log_dir: str | os.PathLike, steps: tuple[int, int] | None = (10, 20), port: int | None = None

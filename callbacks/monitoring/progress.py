@@ -16,6 +16,7 @@ import numpy as np
 
 from ...distribute.arguments import function, show
 from ...distribute.workers.cluster import is_chief
+from ..callback import Callback
 from .fit_lines import FitLines
 from .formatting import duration, fit_to_width, scalar, short_number
 
@@ -52,7 +53,7 @@ class Rate:
         return seconds / steps if steps > 0 else None
 
 
-class ProgressBar(keras.callbacks.ProgbarLogger):
+class ProgressBar(Callback, keras.callbacks.ProgbarLogger):
     """Prints the progress of training: steps, time left, samples per second, metrics, the loss scale and skipped steps.
 
     `fit`, `evaluate` and `predict` add it unless `verbose` is 0. On a terminal and in a notebook it redraws one line. To a

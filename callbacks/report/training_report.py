@@ -27,7 +27,7 @@ _MOST_SHARE = 0.01  # of the time of a run that writing its page may take
 _LEAST_SHARE = 0.005  # of the steps so far, between two entries: the page of a long run stays readable
 
 
-class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
+class TrainingReport(CustomLoopSupport):
     """Writes a page with the curves, throughput, time, memory, configuration and restarts of a training run.
 
     It needs matplotlib and Jinja2: `pip install matplotlib jinja2`.
@@ -50,6 +50,7 @@ class TrainingReport(CustomLoopSupport, keras.callbacks.Callback):
         >>> history = model.fit(x, y, verbose=0, callbacks=[report])
     """
 
+    output_paths = {"path": False}
     waits_for_compiled_calls = True
 
     def __init__(

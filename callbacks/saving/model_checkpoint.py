@@ -66,6 +66,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[checkpoint])
     """
 
+    writes_itself = True
+
     def __init__(
         self,
         filepath: str | os.PathLike,

@@ -16,7 +16,7 @@ _SERVER = (sys.executable, "-u", "-m", "unisono.distribute.server")
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class RequestedCluster:
     """The requested cluster."""
 
     workers: int = 1  # training processes
@@ -44,7 +44,7 @@ class Task:
     aliases: frozenset[str] = frozenset()  # its names in the errors of others: its address, "worker 0"
 
 
-def _run_of(layout: Layout) -> str:
+def _run_of(layout: RequestedCluster) -> str:
     """Return the run that the user has named, and the attempt; of launchers on several machines all attempts are one."""
     given = os.environ.get(environment.RUN)
     if layout.nnodes > 1:
@@ -52,7 +52,7 @@ def _run_of(layout: Layout) -> str:
     return f"{given}/{secrets.token_hex(8)}" if given else secrets.token_hex(8)
 
 
-def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
+def plan(layout: RequestedCluster, script: Sequence[str]) -> list[Task]:
     """Return the processes of one attempt, with fresh ports; raise a ValueError if the machine's GPUs are too few."""
     common = {
         "PYTHONUNBUFFERED": "1",
@@ -92,7 +92,7 @@ def plan(layout: Layout, script: Sequence[str]) -> list[Task]:
 
 
 def _among_machines(
-    layout: Layout, index: int, env: Mapping[str, str], script: Sequence[str], machine: str
+    layout: RequestedCluster, index: int, env: Mapping[str, str], script: Sequence[str], machine: str
 ) -> Task:
     """Return a worker that meets those of other machines at the endpoint, and gets TF_CONFIG there."""
     rank, name = layout.node_rank * layout.workers + index, "worker"
@@ -137,7 +137,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], kind: str, index: int) -> s
     return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
 
 
-def _gpus_of_processes(layout: Layout, processes: int) -> list[dict[str, str]]:
+def _gpus_of_processes(layout: RequestedCluster, processes: int) -> list[dict[str, str]]:
     """Return the variables that make its GPUs visible to each computing process, worker after worker."""
     of_machine = gpus.read_gpus()
     if not (names := gpus.visible(of_machine)):

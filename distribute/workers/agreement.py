@@ -32,7 +32,9 @@ def first_local_replica(strategy: tf.distribute.Strategy) -> int:
     return worker * len(strategy.extended.worker_devices) if worker else 0
 
 
-def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[list[float]]:
+def gather_numbers(
+    values: Sequence[float], strategy: tf.distribute.Strategy | None = None
+) -> list[list[float]]:
     """Return the float64 values of each worker, in the order of the workers; every worker gets all of them.
 
     It costs one small all-reduce; with one worker nothing. All workers must call it, at the same point of the program,
@@ -49,7 +51,7 @@ def exchange(values: Sequence[float], strategy: tf.distribute.Strategy | None = 
 
 def from_chief(values: Sequence[float], strategy: tf.distribute.Strategy | None = None) -> list[float]:
     """Return the chief's (worker 0's) numbers, on every worker: for choices that depend on measured times."""
-    return exchange(values, strategy)[0]
+    return gather_numbers(values, strategy)[0]
 
 
 def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: bool = False) -> list[bytes]:
@@ -61,7 +63,7 @@ def gather_bytes(payload: bytes, strategy: tf.distribute.Strategy, only_chief: b
     me, workers = place_among_workers(strategy)
     if workers == 1:
         return [payload]
-    sizes = [int(row[0]) for row in exchange([float(len(payload))], strategy)]
+    sizes = [int(row[0]) for row in gather_numbers([float(len(payload))], strategy)]
     result = []
     for worker in range(workers):
         received = bytearray()

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..environment import ELASTIC
-from .agreement import exchange
+from .agreement import gather_numbers
 from .lines import ASK, hear_line, tell
 from .ticker import Ticker
 
@@ -42,4 +42,4 @@ def hear_newcomers(listener: socket.socket, mine: dict[str, Any], full: bool) ->
 
 def newcomer_waits(strategy: tf.distribute.Strategy) -> bool:
     """Return whether a machine waits to join an elastic run. All workers ask, at the same step."""
-    return ELASTIC in os.environ and any(row[0] for row in exchange([float(_waits)], strategy))
+    return ELASTIC in os.environ and any(row[0] for row in gather_numbers([float(_waits)], strategy))

@@ -89,8 +89,12 @@ def test_editable_installation_is_whole_for_python_and_type_checkers(clone, tmp_
     check_programs(python, clone, tmp_path)
 
 
-def test_wheel_and_sdist_are_whole_for_python_and_type_checkers(clone, released, tmp_path):
+def test_wheel_and_sdist_are_whole(clone, released):
     check_archives(clone, released)
+
+
+@pytest.mark.long
+def test_wheel_is_whole_for_python_and_type_checkers(clone, released, tmp_path):
     python = installed(tmp_path / "environment", *released.glob("*.whl"))
     check_types(python, tmp_path)
     check_programs(python, clone, tmp_path)

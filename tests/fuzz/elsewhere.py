@@ -14,7 +14,7 @@ import numpy as np
 
 import unisono
 from tests.helpers import Stop, StopAt
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 from .case import Case, written
 from .run import Numbers, run, strategy_of
@@ -54,7 +54,9 @@ def run_on_workers(case: Case) -> Numbers:
 
 def _start_and_wait(case: Case, count: int, folder: Path) -> list[dict[str, np.ndarray]]:
     processes, logs = [], [folder / f"{index}.txt" for index in range(count)]
-    for index, task in enumerate(plan(Layout(workers=count, replicas_per_worker=1, timeout=60), [])):
+    for index, task in enumerate(
+        plan(RequestedCluster(workers=count, replicas_per_worker=1, timeout=60), [])
+    ):
         command = [sys.executable, "-m", "tests.fuzz.worker", written(case), str(folder / f"{index}.npz")]
         environment = {**os.environ, **task.env, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
         with logs[index].open("w") as log:

@@ -245,7 +245,7 @@ def one_input_made_by_two_workers(tmp_path, monkeypatch):
     sent.clear()
     first, second = (DatasetSource(noisy, None, compared=True) for _ in range(2))
     rows = []
-    monkeypatch.setattr(same_input, "exchange", lambda mine, strategy: rows.append(list(mine)) or rows)
+    monkeypatch.setattr(same_input, "gather_numbers", lambda mine, strategy: rows.append(list(mine)) or rows)
     for source in (first, second):
         source.take(1)
         same_input.check_same_data(source, tf.distribute.get_strategy())

@@ -12,9 +12,9 @@ from helpers import in_threads
 import unisono
 from unisono.commands import launch as launch_command
 from unisono.distribute import environment
-from unisono.distribute.launcher import launcher
+from unisono.distribute.launcher import supervisor
 from unisono.distribute.launcher.error_attribution import ProcessState, Restarts, attribute
-from unisono.distribute.launcher.tasks import Layout, Task, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, Task, plan
 from unisono.distribute.workers import newcomers, rendezvous
 from unisono.distribute.workers.addresses import claim, free_ports
 from unisono.distribute.workers.cluster import find_hosts
@@ -136,7 +136,9 @@ def test_machine_of_another_run_or_program_is_refused_while_training_runs(endpoi
 
 def test_plan_of_an_elastic_launch_leaves_ranks_to_the_exchange():
     def place_of(**options):
-        tasks = plan(Layout(workers=2, nnodes=4, fewest_nodes=1, endpoint="node0:29500", **options), ["t.py"])
+        tasks = plan(
+            RequestedCluster(workers=2, nnodes=4, fewest_nodes=1, endpoint="node0:29500", **options), ["t.py"]
+        )
         assert [task.name for task in tasks] == ["process-0", "process-1"]
         return [read_place(task.env) for task in tasks], tasks[0].aliases
 
@@ -149,7 +151,7 @@ def test_plan_of_an_elastic_launch_leaves_ranks_to_the_exchange():
 
 def layout_of(monkeypatch, *arguments):
     found = {}
-    monkeypatch.setattr(launcher.Launcher, "run", lambda self: found.update(vars(self)) or 0)
+    monkeypatch.setattr(supervisor.Supervisor, "run", lambda self: found.update(vars(self)) or 0)
     assert launch_command.main(["--rdzv-endpoint", *arguments, __file__]) == 0
     return found["layout"], found["most_restarts"]
 

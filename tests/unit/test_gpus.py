@@ -7,7 +7,7 @@ import pytest
 
 from unisono.commands import doctor
 from unisono.distribute.launcher import gpus
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 FOUR = """\
 0, GPU-aa, NVIDIA H100, 81559, 2, 0, 9.0, 00000000:1B:00.0
@@ -68,7 +68,7 @@ def test_what_cuda_visible_devices_says_is_taken_as_it_is(monkeypatch):
 def test_workers_get_gpus_of_their_own_and_variables_of_nccl_that_the_user_has_not_set(machine, monkeypatch):
     machine(FOUR)
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    tasks = plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
+    tasks = plan(RequestedCluster(workers=2, replicas_per_worker=2), ["train.py"])
     assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0,1", "2,3"]
     assert all(task.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID" for task in tasks)
     assert all(task.env["NCCL_SOCKET_IFNAME"] == "lo" for task in tasks)
@@ -77,26 +77,26 @@ def test_workers_get_gpus_of_their_own_and_variables_of_nccl_that_the_user_has_n
 
 def test_workers_that_need_fewer_gpus_get_the_idle_ones(machine):
     machine(FOUR)
-    tasks = plan(Layout(workers=3, replicas_per_worker=1), ["train.py"])
+    tasks = plan(RequestedCluster(workers=3, replicas_per_worker=1), ["train.py"])
     assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["0", "2", "3"]
 
 
 def test_numbers_of_the_users_own_keep_the_order_in_which_he_counts(machine, monkeypatch):
     machine(FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    tasks = plan(Layout(workers=2), ["train.py"])
+    tasks = plan(RequestedCluster(workers=2), ["train.py"])
     assert [task.env["CUDA_VISIBLE_DEVICES"] for task in tasks] == ["2", "0"]
     assert all("CUDA_DEVICE_ORDER" not in task.env for task in tasks)
 
 
 def test_stages_of_a_pipeline_get_gpus_of_their_own(machine):
     machine(FOUR)
-    tasks = plan(Layout(workers=2, stages=2), ["train.py"])
+    tasks = plan(RequestedCluster(workers=2, stages=2), ["train.py"])
     shown = {task.name: task.env["CUDA_VISIBLE_DEVICES"] for task in tasks}
     assert shown == {"worker-0": "0", "worker-0-stage-1": "1", "worker-1": "2", "worker-1-stage-1": "3"}
     words = r"workers \(2\) \* stages \(3\) \* replicas per worker \(1\) must not"
     with pytest.raises(ValueError, match=words):
-        plan(Layout(workers=2, stages=3), ["train.py"])
+        plan(RequestedCluster(workers=2, stages=3), ["train.py"])
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_doctor_says_what_a_driver_says_that_lists_no_gpu(machine, said, problem
 def test_too_few_gpus_are_an_error_that_tells_of_the_lost_one(machine):
     machine(with_lost("2"))
     with pytest.raises(ValueError, match=r"visible GPUs \(3, 1 more is lost"):
-        plan(Layout(workers=2, replicas_per_worker=2), ["train.py"])
+        plan(RequestedCluster(workers=2, replicas_per_worker=2), ["train.py"])
 
 
 def test_doctor_says_which_gpu_is_lost_or_busy(machine):

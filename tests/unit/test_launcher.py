@@ -14,7 +14,7 @@ import pytest
 from unisono.commands import launch as launch_command
 from unisono.distribute.launcher import network
 from unisono.distribute.launcher.output import Output
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 from unisono.distribute.workers.places import read_place
 
 
@@ -28,7 +28,7 @@ def no_gpu(monkeypatch):
 
 
 def test_plan_gives_every_worker_its_place_in_one_cluster():
-    tasks = plan(Layout(workers=3, replicas_per_worker=2, timeout=7.5), ["train.py", "--fast"])
+    tasks = plan(RequestedCluster(workers=3, replicas_per_worker=2, timeout=7.5), ["train.py", "--fast"])
     assert [t.name for t in tasks] == ["worker-0", "worker-1", "worker-2"]
     assert [config(t)["task"]["index"] for t in tasks] == [0, 1, 2]
     assert all(config(t)["cluster"] == config(tasks[0])["cluster"] for t in tasks)
@@ -39,7 +39,7 @@ def test_plan_gives_every_worker_its_place_in_one_cluster():
 
 
 def test_plan_with_parameter_servers_runs_the_script_on_the_chief_alone():
-    tasks = plan(Layout(workers=2, parameter_servers=1), ["train.py"])
+    tasks = plan(RequestedCluster(workers=2, parameter_servers=1), ["train.py"])
     roles = {"ps-0": "server", "worker-0": "spare", "worker-1": "spare", "chief": "script"}
     assert {t.name: t.role for t in tasks} == roles
     assert config(tasks[-1])["task"] == {"type": "chief", "index": 0}
@@ -48,7 +48,7 @@ def test_plan_with_parameter_servers_runs_the_script_on_the_chief_alone():
 
 
 def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
-    tasks = plan(Layout(workers=2, stages=3), ["train.py"])
+    tasks = plan(RequestedCluster(workers=2, stages=3), ["train.py"])
     helpers = [f"worker-{worker}{stage}" for worker in (0, 1) for stage in ("-stage-1", "-stage-2", "")]
     assert [t.name for t in tasks] == helpers
     assert tasks[2].env["UNISONO_STAGES"].split(",") == config(tasks[0])["cluster"]["stage"]
@@ -58,14 +58,14 @@ def test_plan_with_stages_gives_each_worker_helpers_of_its_own():
 
 def test_plan_shares_gpus_out_and_rejects_more_than_there_are(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    tasks = plan(Layout(workers=2), ["t.py"])
+    tasks = plan(RequestedCluster(workers=2), ["t.py"])
     assert [t.env["CUDA_VISIBLE_DEVICES"] for t in tasks] == ["4,5", "6,7"]
     with pytest.raises(ValueError, match=r"workers \(3\) \* replicas per worker \(2\) .* visible GPUs \(4\)"):
-        plan(Layout(workers=3, replicas_per_worker=2), ["t.py"])
+        plan(RequestedCluster(workers=3, replicas_per_worker=2), ["t.py"])
 
 
 def test_plan_of_one_of_several_machines_gives_each_worker_its_place_and_leaves_tf_config_to_them():
-    layout = Layout(workers=2, nnodes=3, node_rank=1, endpoint="node0:29500")
+    layout = RequestedCluster(workers=2, nnodes=3, node_rank=1, endpoint="node0:29500")
     tasks = plan(layout, ["-m", "package.train"])
     assert [t.name for t in tasks] == ["worker-2", "worker-3"]
     assert tasks[1].command[-2:] == ("-m", "package.train")
@@ -85,7 +85,9 @@ def test_plan_of_one_of_several_machines_gives_each_worker_its_place_and_leaves_
 
 def test_plan_of_several_machines_leaves_the_network_of_nccl_to_it(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    alone, of_two = (plan(Layout(workers=2, nnodes=n, endpoint="a:1"), ["t.py"])[1].env for n in (1, 2))
+    alone, of_two = (
+        plan(RequestedCluster(workers=2, nnodes=n, endpoint="a:1"), ["t.py"])[1].env for n in (1, 2)
+    )
     assert alone["NCCL_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in of_two
     assert of_two["CUDA_VISIBLE_DEVICES"] == "5"
 
@@ -169,7 +171,8 @@ def test_notices_before_the_level_is_read_are_hidden_but_no_errors(
 
 
 def test_launcher_does_not_load_tensorflow():
-    code = "import sys, unisono.distribute.launcher.launcher; sys.exit(not {'tensorflow', 'keras'}.isdisjoint(sys.modules))"
+    loads = "{'tensorflow', 'keras'}.isdisjoint(sys.modules)"
+    code = f"import sys, unisono.distribute.launcher.supervisor; sys.exit(not {loads})"
     env = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True)
 

@@ -295,7 +295,9 @@ RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its ow
 NOT_HERE = {
     **_same(RESULT, "BackupInfo", "Diagnosis", "MemoryPlan", "NonFinite"),
     **_same(KERAS_CHECKS, "Model", "Sequential", "Optimizer", "serialize", "deserialize", "model_from_json"),
-    **_same("has none", "global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"),
+    **_same(
+        "has none", "Callback", "global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"
+    ),
     **_same(ELSEWHERE, "ParameterServerStrategy", "global_mean", "gather", "policy_scope"),
     "register_launcher": "its own tests try it",
     **_same(IN_EVERY_STEP, "check_progress", "monitored_collective"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ class Workers:
     """
 
     def __init__(self, forked, program, out, count, replicas, arguments, start, timeout, env):
-        layout = Layout(workers=count, replicas_per_worker=replicas, timeout=timeout)
+        layout = RequestedCluster(workers=count, replicas_per_worker=replicas, timeout=timeout)
         names = [program] * count if isinstance(program, str) else program
         self.out, self.processes = out, []
         for index, task in enumerate(plan(layout, [])[: count if start is None else start]):

@@ -17,7 +17,7 @@ from ...compat.tensorflow_private.dataset_graph import (
     shares_service,
 )
 from ...compat.tensorflow_private.pipelines import in_any_order, transformations
-from ...distribute.workers.agreement import exchange, gather_json, place_among_workers, spans_workers
+from ...distribute.workers.agreement import gather_json, gather_numbers, place_among_workers, spans_workers
 from ...distribute.workers.peer_monitor import SAME_EVERYWHERE
 from ...state.identity.described_functions import text_of_value
 from ...state.identity.described_values import checksum
@@ -148,7 +148,7 @@ def check_same_data(source: Source, strategy: tf.distribute.Strategy, whole: boo
     if source.digest is None or not spans_workers(strategy):
         return
     mine = [int(each) % _FLOAT for each in np.reshape(source.digest, -1)]
-    rows = exchange(
+    rows = gather_numbers(
         [source.read, functools.reduce(lambda all, each: (31 * all + each) % _FLOAT, mine)], strategy
     )
     other = next((number for number, row in enumerate(rows) if row != rows[0]), None)

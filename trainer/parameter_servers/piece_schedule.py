@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...callbacks.call_schedule import only_reads_logs, own_schedule, steps_until_call, takes_step_logs
+from ...callbacks.call_schedule import only_reads_logs, steps_until_call, takes_step_logs
+from ...callbacks.callback import hook
 from ...callbacks.monitoring.tensorboard import TensorBoard
 from ..inputs import Chunk
 from ..run.loops.compiled_calls import CallLength, CompiledCall
@@ -100,7 +101,9 @@ def next_stop(callbacks: list[Any], step: int) -> int | None:
 
 
 def _saves(callback: Any) -> bool:
-    return own_schedule(callback) is not None or isinstance(callback, keras.callbacks.ModelCheckpoint)
+    return hook(callback, "steps_until_call") is not None or isinstance(
+        callback, keras.callbacks.ModelCheckpoint
+    )
 
 
 def wants_each_step(callbacks: list[Any]) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from ...callbacks.callback import setting
 from ...callbacks.monitoring.profiler import keep_from_crash
 from ...callbacks.monitoring.progress import ProgressBar
 from ...state.trained_model import TrainedModel
@@ -30,7 +31,7 @@ def callback_list(
         )
     for callback in callbacks.callbacks:
         keep_from_crash(callback, model.distribute_strategy)
-    callbacks.callbacks.sort(key=lambda callback: getattr(callback, "runs_last", False))
+    callbacks.callbacks.sort(key=lambda callback: setting(callback, "runs_last"))
     return callbacks
 
 

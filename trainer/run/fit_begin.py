@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from ...callbacks.backup.backup_and_restore import BackupAndRestore
+from ...callbacks.callback import hook
 from ...callbacks.monitors import check_monitors, may_add_logs
 from ...callbacks.output_paths import check_launched_alone, check_output_paths, only_chief_writes
 from ...compat.tensorflow_graphs.graphs import operations_are_deterministic
@@ -63,8 +64,8 @@ def begin_fit(
         why_no_pass=why_no_pass(model, source),
     )
     for callback in reversed(callbacks.callbacks):
-        if hasattr(callback, "on_fit_exit"):
-            at_exit.callback(callback.on_fit_exit)
+        if on_fit_exit := hook(callback, "on_fit_exit"):
+            at_exit.callback(on_fit_exit)
     return callbacks, model.fit_state
 
 

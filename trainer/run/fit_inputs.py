@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
+from ...callbacks.callback import find_named_generators
 from ...callbacks.fast_dev_run import one_batch_of_everything
 from ...compat.upstream_places import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
-from ...state.random_state import find_named
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
 from ..inputs import Source, make_source, split_for_validation
@@ -64,7 +64,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             x, y, sample_weight, a.overfit_batches, batch_size, steps
         )
         steps, shuffle = None, False
-    named = find_named(keras.tree.flatten(a.callbacks))
+    named = find_named_generators(keras.tree.flatten(a.callbacks))
     source = make_source(
         x,
         y,

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...distribute.workers.agreement import check_same_everywhere, exchange, spans_workers
+from ...distribute.workers.agreement import check_same_everywhere, gather_numbers, spans_workers
 from ...state.identity.described_values import settings_of
 from ...state.trained_model import TrainedModel
 from ..inputs.same_input import check_same_data, describe_counts
@@ -41,7 +41,7 @@ class Workers:
         self._begun = True
         position = None if source is None or source.per_worker else source.position
         left, taken = (1, 0) if position is None else (position.count_left(1), position.taken)
-        rows = exchange([steps, stop, asked, left, taken], self._strategy)
+        rows = gather_numbers([steps, stop, asked, left, taken], self._strategy)
         if any(row[3:] != rows[0][3:] for row in rows):
             raise ValueError(describe_counts([f"{row[4]:.0f}{'' if row[3] else ' (all)'}" for row in rows]))
         number = int(max(row[2] for row in rows))

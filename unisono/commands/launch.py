@@ -146,8 +146,8 @@ def _check_machines(options: argparse.Namespace) -> None:
 def main(argv: Sequence[str]) -> int:
     """Start the cluster and wait for its end; return the status that `--help` explains."""
     options = PARSER.parse_args(argv)
-    from ..distribute.launcher.launcher import Launcher  # imports NumPy, which `--help` need not wait for
-    from ..distribute.launcher.tasks import Layout
+    from ..distribute.launcher.supervisor import Supervisor  # imports NumPy, which `--help` need not wait for
+    from ..distribute.launcher.tasks import RequestedCluster
 
     if not options.module and not os.path.isfile(options.script):
         PARSER.error(f"there is no file {options.script!r} to run")
@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> int:
     fewest_nodes, nnodes = options.nnodes
     derived = bool(fewest_nodes) and options.node_rank is None
     claimed = claim(options.rdzv_endpoint) if derived else None
-    layout = Layout(
+    layout = RequestedCluster(
         workers=options.workers,
         replicas_per_worker=options.replicas_per_worker,
         parameter_servers=options.parameter_servers,
@@ -175,4 +175,4 @@ def main(argv: Sequence[str]) -> int:
     restarts = (3 if fewest_nodes else 0) if options.restarts is None else options.restarts
     script = [*["-m"] * options.module, options.script, *options.arguments]
     with claimed or contextlib.nullcontext():
-        return Launcher(script, layout, restarts, options.log_dir, options.grace, options.network).run()
+        return Supervisor(script, layout, restarts, options.log_dir, options.grace, options.network).run()

@@ -21,7 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
 from forked import Forked
 
-from unisono.distribute.launcher.tasks import Layout, plan
+from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 SERVER = pathlib.Path(__file__).with_name("server.py")
 
@@ -30,7 +30,7 @@ class Cluster:
     """Starts the servers; TF_CONFIG of this process becomes the coordinator's."""
 
     def __init__(self, workers, servers):
-        tasks = plan(Layout(workers=workers, parameter_servers=servers, timeout=600), ["-"])
+        tasks = plan(RequestedCluster(workers=workers, parameter_servers=servers, timeout=600), ["-"])
         self.tasks = {task.name: task for task in tasks}
         chief = self.tasks.pop("chief")
         self.forked = Forked(here=True).__enter__()

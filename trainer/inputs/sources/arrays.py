@@ -12,7 +12,7 @@ from ....state.identity.described_values import checksum
 from ..batch import batch_spec, gather_samples, slice_samples
 from ..convert import as_resident, cast_floats
 from ..position import SampleOrder
-from .feed import FedSource, Layout, layout_of
+from .feed import BatchForm, FedSource, form_of
 from .readers import HOST, ArrayReader
 from .source import Chunk, Source
 
@@ -122,10 +122,10 @@ class StreamedArrays(FedSource):
         with tf.device("CPU:0"):
             return tf.nest.map_structure(read, self._arrays)
 
-    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+    def _batches(self) -> Iterator[tuple[Any, BatchForm]]:
         order = copy.copy(self.position)
         while order.count_left(1):
             first, _, size = order.next_batches(1)
             order.advance(1)
             batch = self._samples_from(first, size, order.indices())
-            yield batch, layout_of(batch)
+            yield batch, form_of(batch)

@@ -54,7 +54,7 @@ class Group:
         return Chunk(inputs, steps, self.batch_size, reader, signature=spec)
 
 
-class Layout(NamedTuple):
+class BatchForm(NamedTuple):
     """The common layout of the batches of one group: including their size, unless sizes vary much."""
 
     structure: str
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     """The number of samples; None: it differs between arrays."""
 
 
-def layout_of(batch: Any) -> Layout:
+def form_of(batch: Any) -> BatchForm:
     """Return the layout of a nest of NumPy arrays and tensors with samples. Fast for NumPy arrays."""
     leaves = tf.nest.flatten(batch)
     specs = (
@@ -73,7 +73,7 @@ def layout_of(batch: Any) -> Layout:
     present = [leaf for leaf in leaves if leaf is not None and not is_scalar(leaf)]
     sizes = {len(leaf) if isinstance(leaf, np.ndarray) else int(sample_count(leaf)) for leaf in present}
     structure = repr(tf.nest.map_structure(lambda leaf: leaf is None, batch))
-    return Layout(structure, tuple(specs), sizes.pop() if len(sizes) == 1 else None)
+    return BatchForm(structure, tuple(specs), sizes.pop() if len(sizes) == 1 else None)
 
 
 def _concat_arrays(*arrays: Any) -> Any:
@@ -158,7 +158,7 @@ class FedSource(Source):
         self._sizes: set[int] = set()
         self.digest = np.zeros([1, 2], np.int64) if steady else None
 
-    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+    def _batches(self) -> Iterator[tuple[Any, BatchForm]]:
         """Return the batches from the position on to the end of the epoch, with their layouts. Context: the thread."""
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class FedSource(Source):
     def _groups(self, waiting: Callable[[], bool]) -> Iterator[Group]:
         """Yield the batches as groups; an error of the user's code comes after the valid batches before it."""
         batches = self._batches()
-        held: list[tuple[Any, Layout]] = []
+        held: list[tuple[Any, BatchForm]] = []
         held_bytes, began = 0, 0.0
         failure: BaseException | None = None
         while True:
@@ -211,7 +211,7 @@ class FedSource(Source):
                 yield self._concatenate_held(held)
                 held, held_bytes = [], 0
 
-    def _fits(self, held: list[tuple[Any, Layout]], held_bytes: int, item: Any) -> bool:
+    def _fits(self, held: list[tuple[Any, BatchForm]], held_bytes: int, item: Any) -> bool:
         if len(held) >= self._most or held_bytes + _bytes_of(item[0]) > GROUP_BYTES:
             return False
         (_, first), (_, layout) = held[0], item
@@ -224,7 +224,7 @@ class FedSource(Source):
     def _varies(self, size: int) -> bool:
         return size not in self._sizes and len(self._sizes) >= _STATIC_SIZES
 
-    def _concatenate_held(self, held: list[tuple[Any, Layout]]) -> Group:
+    def _concatenate_held(self, held: list[tuple[Any, BatchForm]]) -> Group:
         size = held[0][1].size
         with tf.device("CPU:0"):
             arrays = tf.nest.map_structure(_concat_arrays, *(batch for batch, _ in held))

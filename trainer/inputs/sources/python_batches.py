@@ -12,7 +12,7 @@ from ..batch import batch_spec, name_parts, unpack
 from ..convert import host_arrays, is_array
 from ..outside_state import RecordedCalls, explain_drawn_ahead
 from ..value_checks import LabelRule, check_values
-from .feed import FedSource, Layout, layout_of
+from .feed import BatchForm, FedSource, form_of
 
 _END = object()
 
@@ -45,7 +45,7 @@ class PythonSource(FedSource):
             raise ValueError(f"The {kind} yielded no batch: it is empty or exhausted; create a new one.")
         batches = [self._standard(item, number) for number, item in enumerate(self._unused)]
         super().__init__(_common_spec(batches, kind), steady)
-        self.usual_batch_size = layout_of(batches[0]).size
+        self.usual_batch_size = form_of(batches[0]).size
         self.inexact = explain_drawn_ahead(kind, drawn_from)
         self._known_layouts: set[Any] = set()
         self._checksum = checksum(self._unused)
@@ -70,11 +70,11 @@ class PythonSource(FedSource):
         """Return the position, with the calls of the user's code between batches."""
         return {**super().state(), "calls": self._calls.state()}
 
-    def _check_items(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, Layout]]:
+    def _check_items(self, items: Iterator[Any], first: int) -> Iterator[tuple[Any, BatchForm]]:
         """Yield the batches of these items, of which the first is batch `first` of the epoch."""
         for number, item in enumerate(items, first):
             batch = self._standard(item, number)
-            layout = layout_of(batch)
+            layout = form_of(batch)
             if layout not in self._known_layouts:
                 self._check(batch, number)
                 if len(self._known_layouts) > 1000:

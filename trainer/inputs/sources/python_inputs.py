@@ -15,7 +15,7 @@ from ....compat.side_table import SideTable
 from ..input_checks import Sharing
 from ..outside_state import RecordedCalls
 from ..position import Position, SampleOrder
-from .feed import Layout
+from .feed import BatchForm
 from .python_batches import PythonSource, with_places
 from .source import Chunk
 
@@ -65,7 +65,7 @@ class StreamSource(PythonSource):
         if self.position.begin(epoch):
             self._start_pass()
 
-    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+    def _batches(self) -> Iterator[tuple[Any, BatchForm]]:
         epoch, first, most = self.position.epoch, self.position.step, self.position.given_steps
         steps = itertools.count(first) if most is None else range(first, most)
         places = (f"batch {step} of epoch {epoch}, from the {self._kind}" for step in steps)
@@ -199,7 +199,7 @@ class PyDatasetSource(PythonSource):
         self.position = self._make_order()
         super().restore(state)
 
-    def _batches(self) -> Iterator[tuple[Any, Layout]]:
+    def _batches(self) -> Iterator[tuple[Any, BatchForm]]:
         order = self.position
         first, chosen = order.step, order.indices()
         part = range(order.taken, order.taken + order.count_left(2**31))

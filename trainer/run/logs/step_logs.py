@@ -13,7 +13,7 @@ from ....callbacks.call_schedule import (
     replay_steps,
     takes_step_logs,
 )
-from ....distribute.workers.agreement import exchange
+from ....distribute.workers.agreement import gather_numbers
 from ....state.trained_model import TrainedModel
 from ..loops.step_function import StepFunction
 from .step_recorder import MOST_STEPS, StepRecorder
@@ -28,7 +28,7 @@ def record_steps(model: TrainedModel, callbacks: Sequence[Any], phase: str) -> N
     )
     halts = training and fixed is None and any(map(ends_at_bad_loss, callbacks))
     follows = training and fixed is None and any(map(reads_optimizer, callbacks))
-    wishes = exchange([float(records), float(halts), float(follows)], model.distribute_strategy)
+    wishes = gather_numbers([float(records), float(halts), float(follows)], model.distribute_strategy)
     records, halts, follows = (any(column) for column in zip(*wishes))
     most = max(MOST_STEPS, fixed or 0)
     key = (records, halts, follows, most) if records or halts else None

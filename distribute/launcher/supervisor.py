@@ -19,7 +19,7 @@ from .gpus import read_gpus
 from .network import enter_private_network
 from .output import plain
 from .processes import Processes
-from .tasks import Layout, Task, plan
+from .tasks import RequestedCluster, Task, plan
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
@@ -43,7 +43,7 @@ WARNING = (
 
 
 @dataclasses.dataclass
-class Launcher:
+class Supervisor:
     """Runs a script, with its arguments, on every worker of a layout until all are done.
 
     It decides when an attempt is over, whether another follows, and how long processes have to exit. `Processes` starts and
@@ -51,7 +51,7 @@ class Launcher:
     """
 
     script: Sequence[str]  # its path, or -m and a module, and its arguments
-    layout: Layout
+    layout: RequestedCluster
     most_restarts: int  # how often all processes are restarted after a failure
     log_dir: Path | None  # for the output of each task; None: the output is only printed
     grace: float  # seconds after a signal that the launcher passes on, until the workers are killed
