@@ -75,7 +75,10 @@ def prepare_variables() -> None:
 
 def _add_in_scope(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     move_into_scope(self)
-    return original(self, *args, **kwargs)
+    home = optimizer_strategy(self)
+    outside = home is not None and not tf.distribute.has_strategy()  # in a loop that enters no scope
+    with home.scope() if outside else contextlib.nullcontext():
+        return original(self, *args, **kwargs)
 
 
 def _direct_assign(original: Callable[..., Any], self: Any, value: Any) -> None:

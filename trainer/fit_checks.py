@@ -264,7 +264,7 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
     for tensor, leaf in pair_inputs(model, x):
         if tensor.dtype != "string":
             begin = "encode them as numbers first, or begin the model with a keras.layers.StringLookup or TextVectorization"
-            _reject_text("x", leaf, f"the input {tensor.name!r} of the model takes {tensor.dtype}: {begin}")
+            _reject_dtype("x", leaf, f"the input {tensor.name!r} of the model takes {tensor.dtype}: {begin}")
     if custom_step:
         return
     for tensor, leaf in pair_inputs(model, x):
@@ -279,10 +279,10 @@ def check_batches(model: TrainedModel, spec: Any, step: str) -> None:
                 f"`x` is complex, but the input {tensor.name!r} of the model takes {tensor.dtype}: pass both parts as real "
                 f"numbers, or declare `keras.Input(..., dtype={found.name!r})`. Received: {show(leaf)}"
             )
-    _reject_text("sample_weight", sample_weight, "weights are numbers: pass one number for each sample")
+    _reject_dtype("sample_weight", sample_weight, "weights are numbers: pass one number for each sample")
     if step != "predict_step" and takes_numbers(model.loss) and not overrides_compute_loss(model):
         encode = "encode them first, for example with keras.layers.StringLookup"
-        _reject_text("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
+        _reject_dtype("y", y, f"loss={show(model.loss)} takes numbers: {encode}")
 
 
 def is_optional(model: TrainedModel, tensor: Any) -> bool:
@@ -291,6 +291,11 @@ def is_optional(model: TrainedModel, tensor: Any) -> bool:
     return any(layer.output is tensor and getattr(layer, "optional", False) for layer in layers)
 
 
-def _reject_text(argument: str, spec: Any, fix: str) -> None:
+def _reject_dtype(argument: str, spec: Any, fix: str) -> None:
     if holds_text(spec):
         raise ValueError(f"`{argument}` contains strings, but {fix}. Received: {show(spec)}")
+    if argument != "x" and any(
+        tf.as_dtype(leaf.dtype).is_complex for leaf in tf.nest.flatten(spec) if leaf is not None
+    ):
+        fix = "Keras would ignore the imaginary part: pass real numbers"
+        raise ValueError(f"`{argument}` is complex, but {fix}. Received: {show(spec)}")

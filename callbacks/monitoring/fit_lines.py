@@ -25,13 +25,21 @@ class FitLines:
         self._model, self._state = model, state
         self._began, self._first_epoch, self._backend = now, state.epoch, _backend(model, state)
         self._steps, self._seconds, self._programs = 0, 0.0, PROGRAM_CACHE.counts
+        self._apart = _batch_norms(model)
 
     def first(self) -> str:
         """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
         model, state = self._model, self._state
         parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
-        parts += [self._backend, *_backups(state), *_batch_norms(model)]
+        parts += [self._backend, *_backups(state), *self.take_apart()]
         return _wrap_parts([part for part in parts if part])
+
+    def take_apart(self) -> list[str]:
+        """Return once, when the first step has shown that it holds, which normalization is unlike that of one device."""
+        if self._model._pipeline is None and not getattr(self._state.function, "partitioned", False):
+            return []  # not traced yet, or the step runs on one replica
+        apart, self._apart = self._apart, []
+        return apart
 
     def count(self, steps: int, seconds: float) -> None:
         """Add steps of an epoch to the speed."""
@@ -129,7 +137,7 @@ def _batch_norms(model: TrainedModel) -> list[str]:
     pipeline, replicas = model._pipeline, mesh_of(model.distribute_strategy).shape[0]
     parts = pipeline.micro_batches * pipeline.replicas if pipeline is not None else replicas
     apart = [each for each in batch_norms_of(model) if each.trainable and not each.synchronized]
-    if parts == 1 or not apart or model.run_eagerly:
+    if parts == 1 or not apart:
         return []
     verb = "layer normalizes" if len(apart) == 1 else "layers normalize"
     said = f"{len(apart)} BatchNormalization {verb} "

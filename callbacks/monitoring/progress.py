@@ -157,6 +157,7 @@ class ProgressBar(Callback, keras.callbacks.ProgbarLogger):
         self.seen = batch + 1
         now = self._clock()
         self._rate.update(self.seen, now)
+        self._write_late_part()
         wait = _SCREEN_SECONDS if self._in_place else _FILE_SECONDS
         if self.verbose == 1 and self._chief and now - self._printed_at >= wait:
             self._printed_at = now
@@ -168,6 +169,12 @@ class ProgressBar(Callback, keras.callbacks.ProgbarLogger):
             self._lines.count(*self._rate.measured)
         if self.verbose in (1, 2) and self._chief:
             self._print(logs, last=True)
+
+    def _write_late_part(self) -> None:
+        """Write what the first line could not say before the first step was traced."""
+        if self._lines is not None and (parts := self._lines.take_apart()):
+            text = ",\n".join(f"  {part}" for part in parts)
+            self._write(f"\r{'':{self._last_width}}\r" * self._line_open + f"{text}\n")
 
     def _print(self, logs: Any, last: bool) -> None:
         metrics = [f" - {name}: {_log(value)}" for name, value in (logs or {}).items()]

@@ -27,6 +27,11 @@ _NOTICE = re.compile(
 """What C++ prints before it reads `TF_CPP_MIN_LOG_LEVEL`: information, no warnings or errors."""
 
 
+def is_hidden(line: str) -> bool:
+    """Return whether a line of stderr is a notice that the level would have hidden if it had been read."""
+    return os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3" and _NOTICE.match(line) is not None
+
+
 def plain(text: str) -> str:
     r"""Return a line without terminal commands: escape sequences, control characters, changes of text direction.
 
@@ -125,7 +130,7 @@ class Output:
 
     def _write(self, name: str, target: Any, line: bytes) -> None:
         text = plain(line.decode("utf-8", "replace"))
-        if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "3" and target is sys.stderr and _NOTICE.match(text):
+        if target is sys.stderr and is_hidden(text):
             return
         if text.strip():
             self._last[name].append(text[:_LONGEST_REMEMBERED])

@@ -171,7 +171,7 @@ def test_synchronize_batch_norm_makes_any_model_equal_to_one_device(tmp_path, ca
                 model.fit(x, y, **fit)
                 model.set_weights(weights)
                 said = " ".join(capsys.readouterr().out.split())
-                assert "2 BatchNormalization layers normalize each replica's samples apart" in said
+                assert said.count("2 BatchNormalization layers normalize each replica's samples apart") == 1
             assert sorted(unisono.synchronize_batch_norm(model)) == sorted(names)
             kept = model.train_function
             found[strategy] = model.fit(x, y, **fit).history, model.get_weights()
@@ -193,3 +193,23 @@ def test_first_line_says_that_micro_batches_are_normalized_apart(micro_batches, 
         model = normalized_model()
         model.compile("sgd", "mse")
     assert _batch_norms(model) == said
+
+
+class _Calls(keras.layers.Layer):
+    """Calls Python, so that its step runs on one replica, which normalizes the whole batch."""
+
+    def call(self, x):
+        return x + tf.stop_gradient(
+            tf.ensure_shape(tf.numpy_function(np.zeros_like, [x], tf.float32), x.shape)
+        )
+
+
+@pytest.mark.falls_back
+def test_lines_of_fit_do_not_say_that_a_whole_batch_is_normalized_apart(capsys):
+    with helpers.mirrored(2).scope():
+        model = normalized_model()
+        model = unisono.Sequential([keras.Input((3,)), _Calls(), *model.layers[1:]])
+        model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="runs on one replica"):
+        model.fit(rows(4, 3), rows(4, *model.output_shape[1:]), verbose=2)
+    assert "BatchNormalization" not in capsys.readouterr().out

@@ -138,6 +138,14 @@ def test_loop_outside_of_the_scope_updates_divided_weights_as_wholes(kind, trace
     helpers.assert_close(loop_outside(DIVIDED[kind](), traced, adam), expected, helpers.FLOAT32)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_loop_outside_of_the_scope_builds_an_optimizer_of_keras(traced):
+    make = lambda: keras.optimizers.SGD(0.1, momentum=0.5)  # noqa: E731
+    expected = loop_outside(None, False, make)
+    for home in (helpers.mirrored(2), DIVIDED["both"]())[traced:]:
+        helpers.assert_close(loop_outside(home, traced, make), expected, helpers.FLOAT32)
+
+
 @pytest.mark.parametrize("kind", DIVIDED)
 def test_plain_keras_model_is_rejected_where_weights_are_divided(kind):
     strategy = DIVIDED[kind]()
@@ -295,6 +303,37 @@ def test_dataset_that_changes_its_width_names_the_batch_and_the_shapes(make, rep
     ):
         with pytest.raises(ValueError, match=r"Batch 2 of the epoch.*`x` of shape \(None, 5\).*\b4\b"):
             call()
+
+
+@pytest.mark.as_for_users  # Grappler takes the width from the kernel
+def test_second_batch_of_a_generator_that_does_not_fit_is_named():
+    model = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    with pytest.raises(ValueError, match=r"Batch 1 of the epoch.*`x` of shape \(None, 3\).*\b4\b"):
+        model.fit(iter([(X, Y), (X[:, :3], Y)]), verbose=0)
+
+
+def test_dataset_of_unknown_rank_and_complex_targets_and_weights_are_named():
+    model = compiled(lambda: unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    spec = tf.TensorSpec(None), tf.TensorSpec((None, 1))
+    data = tf.data.Dataset.from_generator(lambda: iter([(X, Y)]), output_signature=spec)
+    with pytest.raises(ValueError, match=r"^`x` has an unknown number of dimensions.*`output_signature`"):
+        model.fit(data)
+    with pytest.raises(ValueError, match=r"^`y` is complex.*pass real numbers"):
+        model.fit(X, Y + 1j, verbose=0)
+    with pytest.raises(ValueError, match=r"^`sample_weight` is complex.*pass real numbers"):
+        model.evaluate(X, Y, sample_weight=np.ones(12) * 1j)
+    with pytest.raises(ValueError, match=r"^`y` does not fit") as error:
+        model.fit(X, np.ones((12, 2, 2)), verbose=0)
+    assert "node" not in str(error.value)
+
+
+def test_one_input_of_a_sequential_is_the_first_of_several_arrays_as_in_keras():
+    found = []
+    for module in (keras, unisono):
+        model = compiled(lambda module=module: module.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+        with pytest.warns(UserWarning, match="structure of `inputs` doesn't match"):
+            found.append(model.predict([X, None], verbose=0))
+    np.testing.assert_allclose(*found, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", DIVIDED)

@@ -1,6 +1,7 @@
 """`python -m unisono`: help for a command is printed immediately, without loading TensorFlow."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -81,6 +82,40 @@ def test_program_hides_messages_of_tensorflow_and_starts_others_with_the_flags_o
     command = [sys.executable, "-c", program, "--version"]
     done = subprocess.run(command, env={**environ, **given}, capture_output=True, text=True)
     assert done.stdout.split()[-2:] == ["None", used] and len(done.stdout.split()) == 3, done.stderr
+
+
+_NOTICES = """\
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795949610.123456    7420 cudart_stub.cc:31] Could not find cuda drivers on your machine.
+"""
+
+
+@pytest.mark.parametrize(
+    "given, command, ends, hides",
+    [
+        ({}, "plan", "os.abort()", True),
+        ({}, "plan", "subprocess.Popen(['sleep', '20'], stdout=-3)", True),  # which holds stderr
+        ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "plan", "0", False),
+        ({}, "launch", "0", False),
+    ],
+)
+def test_program_hides_notices_that_tensorflow_prints_whatever_the_level(given, command, ends, hides):
+    program = f"""
+import os, subprocess, sys, types
+from unisono import commands
+def main(rest):
+    os.write(2, {_NOTICES!r}.encode() + b"E0000 an error\\n")
+    print("rest", end="", file=sys.stderr)
+    {ends}
+    return 3
+commands._module = lambda name: types.SimpleNamespace(main=main)
+sys.exit(commands.main())
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    argv = [sys.executable, "-c", program, command]
+    done = subprocess.run(argv, env={**environ, **given}, stderr=subprocess.PIPE, text=True, timeout=15)
+    assert done.stderr == ("" if hides else _NOTICES) + "E0000 an error\nrest"
+    assert done.returncode == (-signal.SIGABRT if "abort" in ends else 3)
 
 
 def test_profile_of_workers_that_have_nothing_to_trace_is_an_error_in_one_line(tmp_path, capsys, monkeypatch):

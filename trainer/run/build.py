@@ -32,7 +32,7 @@ from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built, optimizers_of
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
-from ..inputs.batch import of_size
+from ..inputs.batch import all_leaves, of_size
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
 from ..step.train_step import default_test_step
@@ -159,6 +159,12 @@ def _build_any_size(
 
 def _symbolically(model: TrainedModel, spec: Any) -> None:
     """Build the model from its `call`, and the metrics and losses of `compile`, but not the optimizer."""
+    unknown = [path for path, leaf in all_leaves(spec) if leaf is not None and leaf.shape.rank is None]
+    if unknown:
+        raise ValueError(
+            f"`{unknown[0]}` has an unknown number of dimensions, for which no layer can be built: declare its shape, for "
+            "example in `output_signature`, or with `tf.ensure_shape` in `dataset.map`."
+        )
     if _needs_real_tensors(spec):
         _build_with_placeholders(model, spec)
         spec = (None,)

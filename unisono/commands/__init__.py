@@ -1,6 +1,7 @@
 """The command line: `python -m unisono <command>`. Each command is a module here, imported when it is called."""
 
 import argparse
+import atexit
 import contextlib
 import importlib
 import os
@@ -20,6 +21,7 @@ COMMANDS = {
     "plan": "estimate what a training run needs to fit into the memory of its devices",
     "doctor": "show the versions, devices and cluster of this machine, and its problems",
 }
+_END = b"\0\n"  # of stderr
 _USAGE = "\n".join(
     [
         "usage: python -m unisono <command> [options]\n\ncommands:",
@@ -36,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complete()
     if argv is None:  # this is the program: messages such as `failed call to cuInit` would bury its lines
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        if sys.argv[1:2] != ["launch"]:  # whose workers import TensorFlow
+            _hide_notices()
     try:
         try:
             return _run(argv)
@@ -50,6 +54,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE  # as a shell reports a program that this signal has ended
         print(f"unisono: write error: {error.strerror}", file=sys.stderr)
         return 1
+
+
+def _hide_notices() -> None:
+    """Let a process copy stderr without TensorFlow's notices, and what is printed while this process aborts, too."""
+    reader, writer = os.pipe()
+    if copier := os.fork():
+        stderr = os.dup(2)
+        os.dup2(writer, 2)
+        os.close(reader)
+        os.close(writer)
+
+        def end() -> None:
+            sys.stderr.flush()
+            os.write(2, _END)  # a process that the command has left may hold the pipe
+            os.dup2(stderr, 2)
+            os.waitpid(copier, 0)
+
+        atexit.register(end)
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the last lines are still to come
+        signal.signal(number, signal.SIG_IGN)
+    os.close(writer)
+    with contextlib.suppress(BaseException), open(reader, "rb") as lines:
+        from ..distribute.launcher.output import is_hidden
+
+        for line in lines:
+            text, ended, _ = line.partition(_END)
+            if not is_hidden(text.decode("utf-8", "replace")):
+                os.write(2, text)
+            if ended:
+                break
+    os._exit(0)
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -1,5 +1,6 @@
 """Which argument does not fit the model: found by calling the model, its loss and its metrics on placeholders."""
 
+import re
 import traceback
 from typing import Any
 
@@ -251,7 +252,7 @@ def _shapes(structure: Any) -> str:
 
 def _reason(error: Exception) -> str:
     """Return the error in one line, as it was before Keras added the arguments of the call."""
-    text = " ".join(str(first_error(error)).split()).rstrip(".")
+    text = re.sub(r" for '{{node .*?'", "", " ".join(str(first_error(error)).split())).rstrip(".")
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 

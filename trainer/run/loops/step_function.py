@@ -65,6 +65,7 @@ class StepFunction:
         self.recorders: dict[Any, StepRecorder] = {}  # by what they record
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, f"{phase}_step", step_fn)
+        self.partitioned: bool | None = None  # None: not traced yet
         self._device = ""
         self._is_large: bool | None = None
         self._last_logs = LastLogs()
@@ -257,10 +258,11 @@ class StepFunction:
         arrays = [leaf for leaf in tf.nest.flatten(batch) if varies(leaf)]
         if arrays and not in_xla:
             with tf.device("CPU:0"):
-                sizes = tf.concat([tf.shape(array)[1:] for array in arrays], 0)
+                sizes = tf.concat([_read_sizes(array) for array in arrays], 0)
                 after = [*after, self.reached_sizes.assign(sizes, read_value=False)]
         own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
+        self.partitioned = isinstance(own, TracedStep)
         if isinstance(own, TracedStep):
             after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
             batch, in_units = own.read_part(batch), custom and not own.program.one_size
@@ -304,3 +306,8 @@ class StepFunction:
     def begin(self, i: Any) -> None:
         """Record that step `i` of the call begins."""
         self.reached_steps.assign(i)
+
+
+def _read_sizes(array: tf.Tensor) -> tf.Tensor:
+    """Return the sizes after the samples, for which Grappler would put those that the step takes."""
+    return tf.shape(tf.experimental.Optional.from_value(array).get_value())[1:]
