@@ -76,8 +76,9 @@ def prepare_variables() -> None:
 def _add_in_scope(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     move_into_scope(self)
     home = optimizer_strategy(self)
-    outside = home is not None and not tf.distribute.has_strategy()  # in a loop that enters no scope
-    with home.scope() if outside else contextlib.nullcontext():
+    if home is None or tf.distribute.has_strategy():
+        return original(self, *args, **kwargs)
+    with home.scope():  # a loop may enter no scope
         return original(self, *args, **kwargs)
 
 
