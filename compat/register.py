@@ -167,6 +167,12 @@ WRAPPED = (
         "`keras.RematScope` in a graph, where TensorFlow's version takes no keyword arguments",
     ),
     Changed(
+        "backend_nn",
+        "dot_product_attention",
+        "attention in blocks in our steps; Keras' own elsewhere, where `flash_attention=True` would be an error on "
+        "TensorFlow, also where a model that is trained with us is built or exported",
+    ),
+    Changed(
         "FuncRegistry",
         "__call__",
         "Python functions of a pipeline draw random numbers, which a backup must know; from its first backup on",

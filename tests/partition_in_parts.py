@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from unisono.compat.patches import replace_functions
+from unisono.compat.tensorflow_graphs.named_calls import kind_of
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_device
 from unisono.distribute.replicas import local_replica_index
 from unisono.distribute.step_context import ReplicaSamples, StepContext, step_scope
@@ -158,7 +159,7 @@ class Parts:
 def types_of(graph):
     """The types of the operations of a graph, including branches and loops."""
     for op in graph.get_operations():
-        yield op.type
+        yield kind_of(op)
         for _, inner in subgraphs(op):
             yield from types_of(inner)
 

@@ -455,5 +455,6 @@ COMMUNICATED = {
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),
     "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (3, 7, 18, 3),
     "other operations": (3, 4, 29, 20), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),
+    "attention in blocks": (0, 0, 6, 2),
 }  # fmt: skip
 """How many tensors each program gathers and reduces inside, and how many of its results are gathered, and reduced."""

@@ -14,6 +14,7 @@ from ..compat.tensorflow_graphs.graphs import gradient_of_graph
 from ..compat.tensorflow_graphs.host_memory import compares_on_host, keep_sizes_on_host, widen_inputs
 from ..compat.tensorflow_graphs.made_operations import make_matrices_of_diagonals, note_made_operations
 from ..compat.tensorflow_private.parameter_servers import let_assign
+from ..distribute.attention import keras_attention as _keras_attention  # noqa: F401  (wraps Keras' function)
 from ..distribute.hardware.devices import computes_on_gpu, runs_on_gpu
 from ..distribute.parameter_servers.updates import on_parameter_servers, update_on_servers
 from ..distribute.replicas import copies_of, in_replica_context, once_per_copy, shares_variables

@@ -52,6 +52,7 @@ if "tensorflow" in sys.modules or "TF_CONFIG" in os.environ:
     importlib.import_module(".distribute.workers.cluster_start", __name__).install()
 if "keras" in sys.modules:  # layers may be called under `keras.RematScope` before anything of ours is used
     importlib.import_module(".distribute.rematerialized_calls", __name__)
+    importlib.import_module(".distribute.attention.keras_attention", __name__)
     # `keras.distribution.initialize` comes first.
     importlib.import_module(".distribute.keras_processes", __name__)
 

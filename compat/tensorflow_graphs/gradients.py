@@ -1,6 +1,7 @@
 """Which operations of a graph a gradient tape has made, known by identity, whatever they are called."""
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,10 +22,9 @@ def count_as_gradient(op: tf.Operation) -> None:
     setattr(op, _OF_A_GRADIENT, True)
 
 
-def _differentiate(*arguments: Any) -> Any:
-    """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph."""
-    if tf.executing_eagerly():
-        return gradient_function(*arguments)
+@contextlib.contextmanager
+def count_inside_as_gradient() -> Iterator[None]:
+    """Let the operations that the current graph gets inside count as those that a tape has made."""
     current: Any = tf.compat.v1.get_default_graph()
     before = current.version
 
@@ -34,14 +34,21 @@ def _differentiate(*arguments: Any) -> Any:
         if graph is current and outputs and outputs[0].op._id > before:
             count_as_gradient(outputs[0].op)
 
-    recorder = tracing.recorder
-    recording = contextlib.nullcontext() if recorder is None else recorder.of_gradient(arguments[-1])
     op_callbacks.add_op_callback(mark)
     try:
-        with recording:
-            return gradient_function(*arguments)
+        yield
     finally:
         op_callbacks.remove_op_callback(mark)
+
+
+def _differentiate(*arguments: Any) -> Any:
+    """Call the gradient function of an operation, as a tape does, and mark the operations that it adds to the graph."""
+    if tf.executing_eagerly():
+        return gradient_function(*arguments)
+    recorder = tracing.recorder
+    recording = contextlib.nullcontext() if recorder is None else recorder.of_gradient(arguments[-1])
+    with recording, count_inside_as_gradient():
+        return gradient_function(*arguments)
 
 
 # TensorFlow's C++ code calls the function that was registered last.

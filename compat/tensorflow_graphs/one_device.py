@@ -95,17 +95,21 @@ def find_called_graph(op: tf.Operation) -> Any:
 
 
 def _graph_of(op: tf.Operation, name: str) -> Any:
-    graph: Any = op.graph
-    found: Any = None
-    # A function that a tape makes again has the branches of the outer graph.
-    while found is None and graph is not None:
-        found, graph = graph._get_function(name), getattr(graph, "outer_graph", None)
+    found = _find_function(op.graph, name)
     if found is None or hasattr(found, "graph"):
         return getattr(found, "graph", None)
     if found not in _graphs_of_definitions:  # made by a `Defun`, like those of CTC
         with op.graph.as_default():
             _graphs_of_definitions[found] = function_def_to_graph(found.definition)
     return _graphs_of_definitions[found]
+
+
+def _find_function(graph: Any, name: str) -> Any:
+    """Return a function of a graph; one that a tape makes again has the functions of the outer graph."""
+    found: Any = None
+    while found is None and graph is not None:
+        found, graph = graph._get_function(name), getattr(graph, "outer_graph", None)
+    return found
 
 
 def find_distributed_variable(captured: Any) -> Any:
@@ -181,7 +185,7 @@ def _take_function(graph: Any, source: Any, named: Any, functions: dict[str, str
     if named.name in functions:
         named.name = functions[named.name]
     elif graph._get_function(named.name) is None:
-        graph._add_function_recursive(source._get_function(named.name))
+        graph._add_function_recursive(_find_function(source, named.name))
 
 
 class _Body(tf.__internal__.FuncGraph):

@@ -7,6 +7,8 @@ import inspect
 import numpy as np
 import tensorflow as tf
 
+from unisono.distribute.attention.operation import attend
+
 _R = np.random.default_rng(1)
 N = 7
 U, V = _R.random((N, 4)) * 0.8 + 0.1, _R.random((N, 4)) * 0.8 + 0.1
@@ -382,6 +384,19 @@ def _listed(u):
     ]
 
 
+def _attended(u, v):
+    q = tf.reshape(tf.concat([u, v, u * v], 1), [-1, 3, 2, 1, 2])
+    k = tf.reshape(tf.concat([v, u + v], 1), [-1, 2, 2, 2])
+    more = []
+    for mask, causal in ((None, True), (u[:, None, None, None, :2] > 0.4, False)):
+        with tf.GradientTape() as tape:
+            tape.watch([q, k])
+            out = attend(q, k, k * 2, mask, causal, lambda *_: None)
+            squares = out * out
+        more += [out, total(out, 0), *tape.gradient(squares, [q, k])]
+    return more
+
+
 TABLES = {
     "functions of one number": (_unary, U),
     "functions of two numbers": (_binary, U, V),
@@ -397,4 +412,5 @@ TABLES = {
     "other operations": (_rest, U, V),
     "draws": (_drawn, U),
     "lists of tensors": (_listed, U),
+    "attention in blocks": (_attended, U, V),
 }

@@ -8,6 +8,8 @@ import pytest
 import tensorflow as tf
 from mesh_in_parts import MeshParts
 
+from unisono.distribute.step_context import StepContext, step_scope
+
 L = keras.layers
 R = np.random.default_rng(5)
 ROWS, SEQUENCES = R.normal(size=(7, 4)), R.normal(size=(7, 4, 4))
@@ -19,6 +21,7 @@ LAYERS = {
     "einsum dense": (lambda: L.EinsumDense("abc,cde->abde", (None, 2, 4), bias_axes="de"), SEQUENCES),
     "attention": (lambda: SelfAttention(L.MultiHeadAttention(2, 4)), SEQUENCES),
     "grouped attention": (lambda: SelfAttention(L.GroupQueryAttention(4, 4, 2)), SEQUENCES),
+    "attention in blocks": (lambda: InBlocks(L.MultiHeadAttention(2, 4, flash_attention=True)), SEQUENCES),
     "embedding": (lambda: L.Embedding(6, 4), NUMBERS),
     "convolution 1": (lambda: L.Conv1D(4, 2, padding="same"), SEQUENCES),
     "convolution 2": (lambda: L.Conv2D(4, 3, strides=2), IMAGES),
@@ -48,6 +51,12 @@ class SelfAttention(keras.layers.Layer):
 
     def call(self, x):
         return self.inner(x, x, use_causal_mask=True)
+
+
+class InBlocks(SelfAttention):
+    def call(self, x):
+        with step_scope(StepContext(0, 1, 1, 1)):
+            return super().call(x)
 
 
 def built(name):
@@ -86,7 +95,7 @@ def test_layer_with_a_divided_weight_matches_one_device(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.short("dense", "grouped attention")
+@pytest.mark.short("dense", "grouped attention", "attention in blocks")
 def test_layer_with_all_weights_divided_along_both_axes_matches_one_device(name):
     """By pairs of axes in both orders; uneven parts of the batch, and one without samples."""
     fn, data, start = step_of(name)

@@ -10,13 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.made_operations import stands_for
+from ...compat.tensorflow_graphs.named_calls import CALLS, kind_of
 from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph, subgraphs
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
 from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
 from .operations.shapes import find_sums
-from .program import BRANCHES, CALLS, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
+from .program import BRANCHES, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
 from .sizes.size_arrays import Unknown
 from .sizes.static_shapes import find_traced_shape
 from .values import SLICES, WHOLE, Values
@@ -57,19 +58,20 @@ class Builder(Values):
         if op.type in IGNORED:
             return
         call, inputs = stands_for(op, APPLY), [known[tensor.name] for tensor in op.inputs]
-        if call is None and op.type not in CALLS:
+        kind = kind_of(op)
+        if call is None and kind not in CALLS:
             inputs = [self.gather(number, op) for number in inputs]
         if call is not None:
             self._add_apply(op, inputs, call)
             outputs = inputs
-        elif op.type in CALLS and "_XlaMustCompile" not in op.node_def.attr:
+        elif kind in CALLS and "_XlaMustCompile" not in op.node_def.attr:
             graph = inner_graph(op, "f")
             if graph is None:
                 raise NotPartitioned(f"the function that {op.name} calls has no graph")
             outputs = self._inline(op, graph, inputs)
         elif (graph := find_called_graph(op)) is not None:
             outputs = self._inline(op, graph, inputs)
-        elif op.type in (*LOOPS, *BRANCHES, *CALLS):
+        elif kind in (*LOOPS, *BRANCHES, *CALLS):
             outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
         else:
             outputs = self._find_unchanged(op, inputs) or self._rewrite(op, inputs)

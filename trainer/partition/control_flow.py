@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...compat.tensorflow_graphs.named_calls import CALLS
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
 from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
 from .operations import row_of
-from .program import BATCH, CALLS, LOOPS, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
+from .program import BATCH, LOOPS, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .sizes.size_arrays import merge_shapes
 from .values import Values
 

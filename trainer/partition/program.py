@@ -20,7 +20,6 @@ from .sizes.size_arrays import plain
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
 
 class NotPartitioned(Exception):

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.named_calls import kind_of
 from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
 from ..sizes.size import Extent, Shape, is_open
@@ -38,7 +39,7 @@ class Call:
     @property
     def type(self) -> str:
         """The type of the operation."""
-        return self.op.type
+        return kind_of(self.op)
 
     @property
     def count(self) -> int:

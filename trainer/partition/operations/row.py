@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.named_calls import kind_of
 from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
 from ..program import MeshAxis, Value
 from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, limits_of, round_outwards
@@ -179,7 +180,7 @@ def add_rows(types: str, **fields: Any) -> None:
 
 def row_of(op: tf.Operation) -> Row:
     """Return the row of an operation."""
-    return ROWS.get(op.type, NO_ROW)
+    return ROWS.get(kind_of(op), NO_ROW)
 
 
 def find_numbers(call: Call, number: int) -> np.ndarray | None:

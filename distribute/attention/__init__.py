@@ -1,0 +1,1 @@
+"""Attention as one operation of a step, which replicas divide along samples and heads."""
