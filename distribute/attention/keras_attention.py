@@ -37,9 +37,11 @@ def _attention(
     dtype = keras.backend.result_type(q.dtype, k.dtype, v.dtype)
     q, k, v = (tf.cast(each, dtype) for each in (q, k, v))
     mask = None if mask is None else tf.convert_to_tensor(mask)
+    queries, keys = (None if each.shape.rank != 4 else each.shape[1] for each in (q, k))
     problem = Problem(
         computes_on_gpu(),
-        *(None if each.shape.rank != 4 else each.shape[1] for each in (q, k)),
+        queries,
+        keys,
         dtype,
         bias is not None,
         _find_wrong_shapes(q, k, v, mask),
