@@ -46,10 +46,12 @@ def attend(causal: bool, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tf.T
         low = tf.fill(tf.shape(statistic)[1:], grid.dtype.min)
         zero = tf.zeros(tf.shape(made)[1:], grid.dtype)
         top, total, out = grid.visit_keys(i, of_keys, (low, tf.zeros_like(low), zero))
-        row = zip((made, tops, totals), (out / total, top, total))
-        return [tf.tensor_scatter_nd_update(all_, [[i]], tf.cast(one, all_.dtype)[None]) for all_, one in row]
+        found = zip((made, tops, totals), (out / total, top, total))
+        return [
+            tf.tensor_scatter_nd_update(all_, [[i]], tf.cast(one, all_.dtype)[None]) for all_, one in found
+        ]
 
-    made, tops, totals = _repeat(0, grid.rows, of_queries, (made, statistic, statistic))
+    made, tops, totals = _repeat(0, grid.query_blocks, of_queries, (made, statistic, statistic))
     return grid.join(made, q), *(tf.squeeze(grid.join(each, q), -1) for each in (tops, totals))
 
 
@@ -84,7 +86,7 @@ def differentiate(causal: bool, q: Any, k: Any, v: Any, *others: Any) -> tuple[t
         return tf.tensor_scatter_nd_update(dqs, [[i]], tf.cast(dq, q.dtype)[None]), dks, dvs
 
     sums = (tf.zeros_like(each, grid.dtype) for each in (ks, vs))
-    dqs, dks, dvs = _repeat(0, grid.rows, of_queries, (tf.zeros_like(qs), *sums))
+    dqs, dks, dvs = _repeat(0, grid.query_blocks, of_queries, (tf.zeros_like(qs), *sums))
     return grid.join(dqs, q), tf.cast(grid.join(dks, k), k.dtype), tf.cast(grid.join(dvs, v), v.dtype)
 
 
@@ -99,13 +101,13 @@ def _repeat(start: Any, stop: Any, body: Callable[..., Sequence[Any]], state: Se
 
 
 class _Grid:
-    """The blocks of queries (rows) and keys (columns), and what the queries of one see of the keys of another."""
+    """The blocks of queries and of keys, and what the queries of one see of the keys of another."""
 
     def __init__(self, causal: bool, q: Any, k: Any, mask: Any = None) -> None:
         self._causal, self._keys = causal, k.shape[1]
         self._height, self._width = min(SIZE, q.shape[1]), min(SIZE, k.shape[1])
-        self.rows, self._columns = -(-q.shape[1] // self._height), -(-k.shape[1] // self._width)
-        self._is_padded = self._columns * self._width > self._keys
+        self.query_blocks, self._key_blocks = -(-q.shape[1] // self._height), -(-k.shape[1] // self._width)
+        self._is_padded = self._key_blocks * self._width > self._keys
         self._mask = None if mask is None else self._split_mask(mask)
         self.dtype = tf.float64 if q.dtype == tf.float64 else tf.float32
 
@@ -114,7 +116,7 @@ class _Grid:
 
         Without a group for `keys`. Zeros follow the last token.
         """
-        size, count = (self._width, self._columns) if keys else (self._height, self.rows)
+        size, count = (self._width, self._key_blocks) if keys else (self._height, self.query_blocks)
         x = x[:, :, :, None] if keys else x
         x = _pad(x, 1, size * count)
         batch, _, heads, group, _ = tf.unstack(tf.shape(x))
@@ -139,7 +141,7 @@ class _Grid:
 
         `masks` is false for the first ones, all keys of which all of these queries see.
         """
-        whole, seen = self._columns - self._is_padded, self._columns
+        whole, seen = self._key_blocks - self._is_padded, self._key_blocks
         if self._mask is not None:  # which may hide all keys from a query: then it sees each of them equally
             whole = 0
         elif self._causal:
@@ -169,8 +171,8 @@ class _Grid:
             queries, keys = i * self._height + tf.range(self._height), j * self._width + tf.range(self._width)
             seen = queries[:, None] >= keys
         if self._mask is not None:
-            rows = self._mask[tf.minimum(i, self._mask.shape[0] - 1)]
-            part = rows[tf.minimum(j, rows.shape[0] - 1)]
+            along = self._mask[tf.minimum(i, self._mask.shape[0] - 1)]
+            part = along[tf.minimum(j, along.shape[0] - 1)]
             seen = part if seen is None else tf.logical_and(part, seen)
         if seen is None:
             return scores
@@ -179,15 +181,17 @@ class _Grid:
         return tf.reshape(tf.where(seen, apart, tf.cast(hidden, scores.dtype)), shape)
 
     def _split_mask(self, mask: Any) -> tf.Tensor:
-        """Split a mask into [rows or 1, columns or 1, batch, heads, group, queries or 1, keys or 1]."""
+        """Split a mask into [blocks of queries or 1, of keys or 1, batch, heads, group, queries or 1, keys or 1]."""
         shape = mask.shape
-        (rows, height), (columns, width) = (
+        (down, height), (along, width) = (
             (1, 1) if extent == 1 and size > 1 else (count, size)
-            for extent, count, size in zip(shape[3:], (self.rows, self._columns), (self._height, self._width))
+            for extent, count, size in zip(
+                shape[3:], (self.query_blocks, self._key_blocks), (self._height, self._width)
+            )
         )
-        mask = _pad(_pad(mask, 3, rows * height), 4, columns * width)
+        mask = _pad(_pad(mask, 3, down * height), 4, along * width)
         batch, heads, group, _, _ = tf.unstack(tf.shape(mask))
-        mask = tf.reshape(mask, [batch, heads, group, rows, height, columns, width])
+        mask = tf.reshape(mask, [batch, heads, group, down, height, along, width])
         return tf.transpose(mask, [3, 5, 0, 1, 2, 4, 6])
 
 
