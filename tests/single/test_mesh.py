@@ -159,8 +159,11 @@ def test_wrong_meshes_raise_before_anything_is_trained(monkeypatch):
     monkeypatch.setenv(
         "TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'
     )
+    here = [
+        f"cpu:{number}" for number in range(4)
+    ]  # by default a process that called `initialize` has all devices
     with pytest.raises(ClusterError, match=r"has 4 devices.*cluster has 2"):
-        strategy_of(keras.distribution.DataParallel())
+        strategy_of(keras.distribution.DataParallel(devices=here))
 
 
 def test_pipeline_in_a_distribution_raises():
