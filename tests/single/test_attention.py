@@ -127,12 +127,18 @@ def expected():
     return trained(None, kind=keras.Model, jit_compile=False)
 
 
-@pytest.mark.parametrize("way", ["graph", "eager", "two replicas"])
+@pytest.mark.parametrize("way", ["graph", "eager", "two replicas", "weights on two replicas", "pipeline"])
 def test_fit_with_blocks_equals_keras(way, expected, monkeypatch):
     made = []
     attend = keras_attention.attend
     monkeypatch.setattr(keras_attention, "attend", lambda *args: made.append(args) or attend(*args))
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if way == "two replicas" else None
+    strategy, devices = None, ["CPU:0", "CPU:1"]
+    if way == "pipeline":
+        strategy = unisono.distribute.Pipeline(devices, micro_batches=2)
+    elif way.endswith("replicas"):
+        strategy = tf.distribute.MirroredStrategy(devices)
+    if way.startswith("weights"):
+        strategy = unisono.distribute.sharded(strategy, level="weights")
     options = {"run_eagerly": True} if way == "eager" else {"jit_compile": False}
     found = trained(True, strategy, **options)
     for one, other in itertools.zip_longest(found, expected):
