@@ -59,7 +59,7 @@ def record(folder: str, kill_at: re.Pattern[str] | None = None) -> str:
     return printed
 
 
-def screen(printed: str) -> list[str]:
+def read_screen(printed: str) -> list[str]:
     """Return the lines that are seen in the end: a line that is written again replaces what it was."""
     lines = []
     for line in printed.replace("\r\n", "\n").split("\n"):
@@ -70,7 +70,7 @@ def screen(printed: str) -> list[str]:
     return lines
 
 
-def drawing(lines: list[str]) -> str:
+def draw(lines: list[str]) -> str:
     """Return the picture of lines of a terminal."""
     width, height = COLUMNS * WIDTH + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
     rows = []
@@ -95,7 +95,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name, kill_at in (("whole", None), ("killed", KILL_AT), ("killed", None)):
-            shown = [line for line in screen(record(name, kill_at)) if line and not NOTICE.match(line)]
+            shown = [line for line in read_screen(record(name, kill_at)) if line and not NOTICE.match(line)]
             ends.append(shown[-1])
             lines += [
                 f"$ {' '.join(['python gpt.py', *OPTIONS, '--folder', name])}",
@@ -107,7 +107,7 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
     if ends[0] != ends[2] or "sha256" not in ends[0]:
         raise SystemExit(f"the runs differ: {ends[0]}, and {ends[2]}")
-    PICTURE.write_text(drawing(lines[:-1]), encoding="utf-8")
+    PICTURE.write_text(draw(lines[:-1]), encoding="utf-8")
     print("\n".join(lines))
 
 

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from benchmarks.step_parts import CALL, LABELLING, REBUILDING, REST, TRACING, Stopwatch, watched
+from benchmarks.step_parts import CALL, LABELLING, REBUILDING, REST, TRACING, Stopwatch, measure_parts
 from benchmarks.tables import publish
 
 WIDTH, HEADS, BLOCKS, WORDS, TOKENS, BATCH = 128, 4, 6, 1_000, 64, 4
@@ -152,7 +152,9 @@ def measure(setting: Setting) -> dict[str, float]:
     several = setting.replicas > 1
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if several else tf.distribute.get_strategy()
     run = loop if setting.contestant == "hand-written loop" else fit
-    found = watched(lambda watch: run(setting, strategy, watch), setting.xla, setting.contestant == "unisono")
+    found = measure_parts(
+        lambda watch: run(setting, strategy, watch), setting.xla, setting.contestant == "unisono"
+    )
     return {"all": sum(found.values()), **found}
 
 

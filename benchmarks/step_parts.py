@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context
-from tensorflow.python.framework import func_graph
+
+from unisono.compat.upstream_places import ConfigProto, FuncGraph, context
 
 REST, TRACING, LABELLING, REBUILDING, CALL = "rest", "tracing", "labelling", "rebuilding", "call"
 
@@ -23,7 +23,7 @@ class Stopwatch:
         self._running, self._since = [REST], time.process_time()
         self._calls: list[
             tuple[float, Any, tuple[Any, ...]]
-        ] = []  # seconds, options, and arguments that stay alive
+        ] = []  # seconds, options, arguments: all stay alive
 
     def start(self) -> None:
         """Forget what was measured, and begin."""
@@ -41,7 +41,7 @@ class Stopwatch:
         """Charge the calls of a function to a part."""
         function = getattr(owner, name)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def call_in_part(*args: Any, **kwargs: Any) -> Any:
             self.lap()
             self._running.append(part)
             try:
@@ -52,20 +52,20 @@ class Stopwatch:
                 self._running.remove(part)
                 self._running.reverse()
 
-        setattr(owner, name, watched)
+        setattr(owner, name, call_in_part)
 
     def watch_tensorflow(self) -> None:
         """Charge the making of graphs, and the calls of functions."""
-        self.watch(func_graph, "func_graph_from_py_func", TRACING)
+        self.watch(sys.modules[FuncGraph.__module__], "func_graph_from_py_func", TRACING)
         call = context.Context.call_function
 
-        def noted(*args: Any) -> Any:
+        def call_and_note(*args: Any) -> Any:
             began = time.process_time()
             result = call(*args)
             self._calls.append((time.process_time() - began, args[0].function_call_options, args))
             return result
 
-        context.Context.call_function = noted  # pyright: ignore[reportAttributeAccessIssue]
+        context.Context.call_function = call_and_note  # pyright: ignore[reportAttributeAccessIssue]
         self.watch(context.Context, "call_function", CALL)
 
     def watch_unisono(self) -> None:
@@ -84,7 +84,7 @@ class Stopwatch:
         """
         first, options, args = max(self._calls, key=lambda each: each[0])
         if not xla:
-            config = config_pb2.ConfigProto.FromString(options.config_proto_serialized)
+            config = ConfigProto.FromString(options.config_proto_serialized)
             config.graph_options.rewrite_options.disable_meta_optimizer = True
             options = context.FunctionCallOptions(options.executor_type, config)
         args[0].function_call_options = options
@@ -94,7 +94,7 @@ class Stopwatch:
         return first - again, again
 
 
-def watched(begin: Callable[[Stopwatch], Any], xla: bool, ours: bool) -> dict[str, float]:
+def measure_parts(begin: Callable[[Stopwatch], Any], xla: bool, ours: bool) -> dict[str, float]:
     """Return the seconds of each part until `begin` calls `lap` last, after `start`; "compiling" is part of the call.
 
     `begin` returns the owner of the compiled function.

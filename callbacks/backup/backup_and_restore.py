@@ -14,12 +14,11 @@ from ...distribute.arguments import one_of, show, truth, whole_number
 from ...distribute.workers.agreement import gather_numbers, spans_workers
 from ...distribute.workers.newcomers import newcomer_waits
 from ...state.identity.table import identity as identity_of
-from ...state.random_state import GENERATORS, WITH_VARIABLE
 from ...state.trained_model import FitState
 from ..custom_loop import CustomLoopSupport
 from ..spool import after_uploads
 from . import snapshot as fit_snapshot
-from .exactness import ExactnessCheck
+from .exactness import ExactnessCheck, check_generators
 from .files import shard_files
 from .files.background import BackgroundWriter
 from .files.container import report_damage
@@ -114,10 +113,7 @@ class BackupAndRestore(CustomLoopSupport):
         if not isinstance(identity, str | None):
             raise ValueError(f"`identity` must be None or a str. Received: {show(identity)}")
         self.declared = identity
-        listed = isinstance(generators, list | tuple)
-        if not listed or not all(isinstance(each, (*GENERATORS, *WITH_VARIABLE)) for each in generators):
-            raise ValueError(f"`generators` must be a list of generators. Received: {show(generators)}")
-        self.generators = list(generators)
+        self.generators = check_generators(generators)
         self.on_damaged = one_of("on_damaged", on_damaged, ("error", "restart"))
         self.stall_seconds, self.saves = 0.0, 0
         self.initial_epoch = self.initial_step = 0

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from ...compat.keras_private.variables import raw_value
 from ...compat.tensorflow_graphs.graphs import find_drawing_operations, operations_are_deterministic
+from ...distribute.arguments import show
 from ...distribute.hardware.devices import is_gpu
 from ...distribute.replicas import copies_of
-from ...state.random_state import GENERATORS, find_global, mark_of, state_of
+from ...state.random_state import GENERATORS, WITH_VARIABLE, find_global, mark_of, state_of
 from ...state.trained_model import FitState, TrainedModel
 from ...state.variable_state import variables_of
 from ..callback import find_named_generators
@@ -27,6 +28,14 @@ _ONE_WAY = (
 )
 # Whose own generators change no number of a model.
 _LIBRARIES = ("keras", "tensorflow", "unisono", "tempfile")
+
+
+def check_generators(generators: Any) -> list[Any]:
+    """Return the argument `generators` as a list, or raise a ValueError."""
+    listed = isinstance(generators, list | tuple)
+    if not listed or not all(isinstance(each, (*GENERATORS, *WITH_VARIABLE)) for each in generators):
+        raise ValueError(f"`generators` must be a list of generators. Received: {show(generators)}")
+    return list(generators)
 
 
 class ExactnessCheck:

@@ -73,7 +73,7 @@ def differentiate(causal: bool, q: Any, k: Any, v: Any, *others: Any) -> tuple[t
             dp = tf.cast(tf.matmul(gs[i], vs[j], transpose_b=True), grid.dtype)
             dscores = p * (dp - ds[i])
             if mask:  # a query that sees no key has equal scores, which do not depend on it
-                dscores = grid.where_seen(i, j, dscores, 0.0)
+                dscores = grid.hide_unseen(i, j, dscores, 0.0)
             dscores = tf.cast(dscores, q.dtype)
             dv = tf.cast(tf.matmul(tf.cast(p, q.dtype), gs[i], transpose_a=True), grid.dtype)
             dk = tf.cast(tf.matmul(dscores, qs[i], transpose_a=True), grid.dtype)
@@ -158,13 +158,13 @@ class _Grid:
         scores = tf.cast(tf.matmul(q, k, transpose_b=True), self.dtype)
         if not masks:
             return scores
-        scores = self.where_seen(i, j, scores, 0.7 * self.dtype.min)  # the number that Keras uses
+        scores = self.hide_unseen(i, j, scores, 0.7 * self.dtype.min)  # the number that Keras uses
         if self._is_padded:
             is_key = j * self._width + tf.range(self._width) < self._keys
             scores = tf.where(is_key, scores, tf.constant(-float("inf"), self.dtype))
         return scores
 
-    def where_seen(self, i: Any, j: Any, scores: Any, hidden: float) -> tf.Tensor:
+    def hide_unseen(self, i: Any, j: Any, scores: Any, hidden: float) -> tf.Tensor:
         """Return the scores of keys that a query sees, and `hidden` for the others."""
         seen = None
         if self._causal:

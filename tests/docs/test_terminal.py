@@ -18,7 +18,7 @@ def terminal():
 
 
 def test_line_that_is_written_again_replaces_what_it_was(terminal):
-    assert terminal.screen("a\r\n 1/9 long\r 2/9\x1b[K\r\nb") == ["a", " 2/9 long", "b"]
+    assert terminal.read_screen("a\r\n 1/9 long\r 2/9\x1b[K\r\nb") == ["a", " 2/9 long", "b"]
     assert terminal.KILL_AT.search("Epoch 2/2\r\n\r 79/150 -\r 80/150 ")
     assert not terminal.KILL_AT.search("Epoch 1/2\r\n\r 80/150 \r\nEpoch 2/2\r\n\r 79/150 ")
 

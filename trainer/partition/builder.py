@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.named_calls import CALLS, kind_of
-from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph, subgraphs
+from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph
 from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
+from .needed_operations import APPLY, find_needed_operations
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
 from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
 from .operations.shapes import find_sums
@@ -23,8 +23,6 @@ from .sizes.static_shapes import find_traced_shape
 from .values import SLICES, WHOLE, Values
 
 IGNORED = ("NoOp", "Placeholder")
-APPLY = "call of an optimizer"
-"""What an `IdentityN` stands for."""
 
 
 class Builder(Values):
@@ -265,38 +263,3 @@ class Builder(Values):
             )
         builder.program.inputs = own
         return builder, builder.walk(graph, own)
-
-
-_holding_calls: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-_needed: weakref.WeakKeyDictionary[Any, tuple[Any, set[str]]] = (
-    weakref.WeakKeyDictionary()
-)  # for a size of a graph
-
-
-def find_needed_operations(graph: Any) -> set[str]:
-    """Return the names of the operations that affect the results or side effects of a graph."""
-    size = graph.version, len(graph.outputs)
-    if graph in _needed and _needed[graph][0] == size:
-        return _needed[graph][1]
-    found: set[str] = set()
-    _needed[graph] = size, found
-    ahead = [tensor.op for tensor in graph.outputs]
-    ahead += [op for op in graph.get_operations() if op.op_def.is_stateful or _calls_optimizer(op)]
-    while ahead:
-        op = ahead.pop()
-        if op.name not in found:
-            found.add(op.name)
-            ahead += [tensor.op for tensor in op.inputs]
-            ahead += op.control_inputs
-    return found
-
-
-def _calls_optimizer(op: tf.Operation) -> bool:
-    """Return whether an operation stands for a call of an optimizer, or a function that it holds has one that does."""
-    return stands_for(op, APPLY) is not None or any(_holds_call(graph) for _, graph in subgraphs(op))
-
-
-def _holds_call(graph: Any) -> bool:
-    if graph not in _holding_calls:
-        _holding_calls[graph] = any(map(_calls_optimizer, graph.get_operations()))
-    return _holding_calls[graph]

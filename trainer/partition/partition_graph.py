@@ -5,8 +5,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from .builder import Builder, find_needed_operations
+from .builder import Builder
 from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
+from .needed_operations import find_needed_operations
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Length, Samples, Size
 from .sizes.static_shapes import shape_of

@@ -31,12 +31,12 @@ from ...distribute.sharding.whole_reads import read_together
 from ...distribute.step_context import StepContext, step_scope
 from ...optimizers.building import ensure_built, optimizers_of
 from ...state.trained_model import TrainedModel
-from .. import fit_checks
 from ..inputs.batch import all_leaves, of_size
 from ..step.first_call import placeholder
 from ..step.global_metrics import metrics_of
 from ..step.train_step import default_test_step
 from .checks.argument_errors import explain_errors
+from .checks.batch_checks import check_batches
 
 
 def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = None) -> None:
@@ -47,7 +47,7 @@ def build_for(model: TrainedModel, spec: Any, name: str, samples: int | None = N
     no `call`) is built by tracing that step once, without running it. For "predict_step" only the layers are built, for the
     inputs in `spec`. Context: cross-replica, under the model's strategy.
     """
-    fit_checks.check_batches(model, spec, name)
+    check_batches(model, spec, name)
     predicts = name == "predict_step"
     build = functools.partial(
         _build_any_size, _for_prediction if predicts else _symbolically, samples=samples

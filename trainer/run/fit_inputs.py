@@ -16,6 +16,7 @@ from ..inputs import Source, make_source, split_for_validation
 from ..inputs.input_checks import name_arguments
 from ..inputs.sources.derived_inputs import first_batches
 from ..inputs.sources.make_source import kind_of
+from .checks.batch_checks import check_batches
 
 
 @dataclasses.dataclass
@@ -97,7 +98,7 @@ def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None
             custom_step=model._overrides_step("test_step"),
             named=named,
         )
-        fit_checks.check_batches(model, validation.spec, "test_step")
+        check_batches(model, validation.spec, "test_step")
     return source, validation
 
 

@@ -66,8 +66,9 @@ def _hide_notices() -> None:
         os.close(writer)
 
         def end() -> None:
-            sys.stderr.flush()
-            os.write(2, _END)  # a process that the command has left may hold the pipe
+            with contextlib.suppress(OSError):  # the copier was killed
+                sys.stderr.flush()
+                os.write(2, _END)  # a process that the command has left may hold the pipe
             os.dup2(stderr, 2)
             os.waitpid(copier, 0)
 

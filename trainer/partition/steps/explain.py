@@ -8,8 +8,8 @@ from ....compat.tensorflow_graphs.made_operations import stands_for
 from ....compat.tensorflow_graphs.one_device import line_of_user
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.mesh import Mesh
-from ..builder import APPLY
 from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, is_partial, is_sharded, is_stored
+from ..needed_operations import APPLY
 from ..operation_labels import describe_need
 from ..program import Apply, Convert, Program, Value
 from ..sizes.size_arrays import at

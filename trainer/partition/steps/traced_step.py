@@ -26,10 +26,10 @@ from ....optimizers.update_rules.parts import aggregates_itself, gradient_layout
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.input_checks import check_combined_samples
 from ...step.collected_writes import CollectedWrites
-from ..builder import APPLY
 from ..conversions import Replica
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels, is_sharded
 from ..memory import save_memory
+from ..needed_operations import APPLY
 from ..operation_labels import calls_python
 from ..operations import row_of
 from ..partition_graph import partition_graph, read_inputs

@@ -18,10 +18,10 @@ from ....compat.upstream_places import compute_output_spec
 from ....distribute.arguments import show, takes_arguments
 from ....state.trained_model import TrainedModel
 from ...compile_checks import output_names
-from ...fit_checks import is_optional
 from ...inputs.batch import is_standard, unpack
 from ...inputs.value_checks import holds_text
 from ...step.first_call import placeholder
+from .batch_checks import is_optional
 
 
 def mismatch(

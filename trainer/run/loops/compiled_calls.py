@@ -8,7 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from ....callbacks.call_schedule import steps_until_call
+from ....compat.keras_private.variables import plain_variable
 from ...inputs import Chunk
+from ...inputs.batch import varies
 
 UNKNOWN = -1  # number of completed steps, where it is not known
 _SHARE_OF_CALLS = 0.01  # the most of the time of compiled calls that their overhead may take
@@ -96,18 +98,44 @@ class CallLength:
             function.usual_steps = self._steps
 
 
-@contextlib.contextmanager
-def note_step(reached: Callable[[], int | None], step: int, sizes: tf.Variable) -> Iterator[None]:
-    """Add the step to an error: `reached()` of this call ran, if known, after `step` steps of the epoch.
+class Reached:
+    """The step that the running compiled call has reached, and the sizes of its batch, for an error."""
 
-    `sizes` are those of the batch, where batches vary in shape.
-    """
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self.steps = plain_variable(tf.constant(UNKNOWN))  # that ran before
+            self.sizes = plain_variable(tf.zeros([0], tf.int32), [None])  # of arrays that vary in shape
+
+    def begin(self, i: Any) -> None:
+        """Record that step `i` of the call begins."""
+        self.steps.assign(i)
+
+    def note_sizes(self, batch: Any) -> list[tf.Operation]:
+        """Return the operation that records the sizes after the samples, if those of batches vary."""
+        arrays = [leaf for leaf in tf.nest.flatten(batch) if varies(leaf)]
+        if not arrays:
+            return []
+        with tf.device("CPU:0"):
+            # In an `Optional`, as Grappler would else put the sizes that the step takes for those that the batch has.
+            kept = [tf.experimental.Optional.from_value(array).get_value() for array in arrays]
+            sizes = tf.concat([tf.shape(array)[1:] for array in kept], 0)
+            return [self.sizes.assign(sizes, read_value=False)]
+
+    def count(self) -> int | None:
+        """Return, after an error, the steps of the last call that ran before; None if that is not known."""
+        steps = int(self.steps)
+        return None if steps == UNKNOWN else steps
+
+
+@contextlib.contextmanager
+def note_step(reached: Reached, step: int) -> Iterator[None]:
+    """Add the step to an error: those that this call has reached, if known, after `step` steps of the epoch."""
     try:
         yield
     except tf.errors.OpError as error:
-        ran = reached()
+        ran = reached.count()
         if ran is not None:
             where = f"step {step + ran} of the epoch (counted from 0)"
             error.add_note(f"Raised at {where}, by its batch or by its computation.")
-            error.varying_batch = step + ran, sizes.numpy()  # pyright: ignore[reportAttributeAccessIssue]
+            error.varying_batch = step + ran, reached.sizes.numpy()  # pyright: ignore[reportAttributeAccessIssue]
         raise

@@ -84,7 +84,7 @@ def run_until_the_end(
     empty = tf.experimental.Optional.empty(first.element_spec)
 
     def body(i: tf.Tensor, drawn: Any, kept: Any) -> Any:
-        function.begin(i)
+        function.reached.begin(i)
         with effects() as made:
             results = step(*batches.arguments(drawn))
         kept = function.keep(kept, i, results)

@@ -66,7 +66,7 @@ class LoopedSteps(StepFunction):
     def _single_steps(self, loop: Compiled, first: bool, inputs: Any, steps: int) -> Iterator[Any]:
         """Call `loop` for every step separately: from number `first` on, or for the next batch of an iterator."""
         for i in range(steps):
-            self.begin(i)
+            self.reached.begin(i)
             span = (i + 1, i) if first else (1,)
             yield loop.function(inputs, *(tf.constant(number, tf.int32) for number in span))
 
@@ -89,7 +89,7 @@ class LoopedSteps(StepFunction):
                     return loop.function(*arguments)
                 loop.function(*loop.arguments(dataclasses.replace(this, steps=0)))
             except (tf.errors.OpError, ValueError) as error:
-                if not whole and (self.count_reached() != 0 or isinstance(this.inputs, ITERATORS)):
+                if not whole and (self.reached.count() != 0 or isinstance(this.inputs, ITERATORS)):
                     error.add_note(
                         "If XLA does not support this step: pass `jit_compile=False` to `compile`."
                     )

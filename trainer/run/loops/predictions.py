@@ -66,7 +66,7 @@ class Predictions:
         """Predict each batch until the data ends; of several workers' own data those of all samples."""
         drawn = None
         for i in range(steps):
-            self._function.begin(i)
+            self._function.reached.begin(i)
             given: Any = inputs, tf.constant(i)
             if self._chunk.open_ended:
                 drawn = self._batches.take(self._chunk.reader(*given), drawn)

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from ....compat.keras_private.seed_generators import thread_state
-from ....compat.keras_private.variables import plain_variable
 from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
 from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.hardware.program_cache import PROGRAM_CACHE
@@ -20,7 +19,6 @@ from ....optimizers.building import optimizers_of
 from ....optimizers.stages.accumulation import CallsOnHost
 from ....optimizers.stages.step_hooks import StepHook, step_hooks
 from ....state.trained_model import TrainedModel
-from ...inputs.batch import varies
 from ...inputs.input_checks import check_equal_samples, check_samples
 from ...inputs.sources.source import Chunk
 from ...partition.steps.step_partition import ModelPartition
@@ -34,7 +32,7 @@ from ..logs.last_logs import LastLogs, Shares, whole
 from ..logs.step_recorder import StepRecorder
 from ..outputs import check_outputs, outputs_of_replicas, write_outputs
 from .compiled import GRAPH, XLA, Compiled
-from .compiled_calls import UNKNOWN, CompiledCall, note_step
+from .compiled_calls import CompiledCall, Reached, note_step
 from .drawn_batches import batches_of, run_until_the_end
 
 LARGE = 100  # copies of variables: saved inputs slow down an MLP's step by 4 %, but not the steps of larger models
@@ -71,21 +69,17 @@ class StepFunction:
         self._last_logs = LastLogs()
         once = self.training and not model._overrides_step("train_step")
         self._calls = CallsOnHost(model.optimizer if once else None, once)
-        with tf.device("CPU:0"):  # the steps of the last call that ran before an error, or UNKNOWN
-            self.reached_steps = plain_variable(tf.constant(UNKNOWN))
-            self.reached_sizes = plain_variable(
-                tf.zeros([0], tf.int32), [None]
-            )  # of arrays that vary in shape
+        self.reached = Reached()
 
     def __call__(self, call: CompiledCall) -> tuple[int, Any]:
         """Run a compiled call, whose errors name the step; return the steps that ran, and the last logs or all outputs."""
         done, results, self.fresh = 0, self.results(), False
         for chunk in call.chunks:
             (function, arguments, _), familiar = self.find_compiled(chunk)
-            self.reached_steps.assign(0, read_value=False)
+            self.reached.steps.assign(0, read_value=False)
             with (
                 monitor_call(familiar, getattr(chunk.inputs, "drawn", None)),
-                note_step(self.count_reached, call.first + done, self.reached_sizes),
+                note_step(self.reached, call.first + done),
                 self._optimization(),
                 self._programs(),
             ):
@@ -117,11 +111,6 @@ class StepFunction:
         """Return what lets XLA load, in a first call, what an earlier process compiled for weights of these shapes."""
         compiles = self.fresh and (self.backend == XLA or self.model.jit_compile)
         return PROGRAM_CACHE.reuse_for(self.model, self.phase) if compiles else contextlib.nullcontext()
-
-    def count_reached(self) -> int | None:
-        """Return, after an error, the steps of the last call that ran before; None if that is not known."""
-        steps = int(self.reached_steps)
-        return None if steps == UNKNOWN else steps
 
     def device(self) -> str:
         """Return the device of the model's variables, on one replica; the first replica's where there are several."""
@@ -190,7 +179,7 @@ class StepFunction:
         def run(inputs: Any, steps: Any, first: Any = 0) -> tuple[tf.Tensor, Any]:
             def body(i: tf.Tensor, kept: Any) -> Any:
                 if not in_xla:
-                    self.begin(i)
+                    self.reached.begin(i)
                 with effects() as drawn:
                     batch = reader(inputs, i)
                 own = {} if parts is None else {"part": functools.partial(parts, inputs, i)}
@@ -255,11 +244,8 @@ class StepFunction:
             after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
-        arrays = [leaf for leaf in tf.nest.flatten(batch) if varies(leaf)]
-        if arrays and not in_xla:
-            with tf.device("CPU:0"):
-                sizes = tf.concat([_read_sizes(array) for array in arrays], 0)
-                after = [*after, self.reached_sizes.assign(sizes, read_value=False)]
+        if not in_xla:
+            after = [*after, *self.reached.note_sizes(batch)]
         own = None if in_xla else self._partition.of(batch, compiles)
         on_one, in_units = isinstance(own, WholeStep), custom
         self.partitioned = isinstance(own, TracedStep)
@@ -302,12 +288,3 @@ class StepFunction:
     def is_halted(self) -> bool:
         """Return whether the completed step is the last, regardless of remaining ones. Context: host."""
         return self.recorder is not None and self.recorder.is_halted()
-
-    def begin(self, i: Any) -> None:
-        """Record that step `i` of the call begins."""
-        self.reached_steps.assign(i)
-
-
-def _read_sizes(array: tf.Tensor) -> tf.Tensor:
-    """Return the sizes after the samples, for which Grappler would put those that the step takes."""
-    return tf.shape(tf.experimental.Optional.from_value(array).get_value())[1:]

@@ -76,7 +76,7 @@ def compile_loop(function: StepFunction, chunk: Chunk) -> Compiled | None:
 
 def _on_device(function: StepFunction, loop: Any, inputs: Any, steps: tf.Tensor) -> Any:
     """Call a loop on the model's device: XLA compiles for one device, which need not be the first."""
-    function.reached_steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
+    function.reached.steps.assign(UNKNOWN, read_value=False)  # unknown in XLA
     with tf.device(function.device()):
         return only_graph(loop)(inputs, steps)
 
@@ -152,7 +152,7 @@ class Stacks:
         self, function: StepFunction, chunk: Chunk, loop: Callable[..., Any], single: Callable[..., Any]
     ) -> None:
         assert chunk.usual_batch_size is not None
-        self._reached, self._device = function.reached_steps, function.device()
+        self._reached, self._device = function.reached.steps, function.device()
         self._samples: int = chunk.usual_batch_size
         self._exact = not chunk.open_ended and chunk.batch_size is not None
         self._reader, self._open_ended = chunk.reader, chunk.open_ended
