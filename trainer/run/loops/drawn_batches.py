@@ -89,7 +89,7 @@ def run_until_the_end(
             results = step(*batches.arguments(drawn))
         kept = function.keep(kept, i, results)
         with tf.control_dependencies(made):  # the step is complete before an error of the input
-            function.begin(i + 1)
+            function.reached.begin(i + 1)
             more = tf.cond(function.goes_on(i + 1 < steps), lambda: read(i + 1), lambda: empty)
         return i + 1, batches.take(more, drawn), kept
 
