@@ -107,6 +107,8 @@ class StepContext(ReplicaSamples):
     # Shapes that may differ in another step, of what collectives carry, noted while the step is traced. TensorFlow keeps
     # the shape of a collective for a whole call, so such steps cannot run in one loop.
     open_collectives: list[tf.TensorShape] = dataclasses.field(default_factory=list)
+    # How it computes attention, as far as the first line of `fit` says it: `attention.choice.Choice`.
+    attention: set[Any] = dataclasses.field(default_factory=set)
 
     @property
     def weight_total(self) -> Any:

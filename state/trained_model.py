@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import keras
+import tensorflow as tf
 
 from ..compat.keras_private.layers import layers_of
 from ..compat.side_table import SideTable
@@ -80,6 +81,16 @@ class FitState:
         """The samples of most global batches, where that is known: of all workers, where each reads its own batches."""
         size = getattr(self.source, "batch_size", None) or getattr(self.source, "usual_batch_size", None)
         return size and size * (num_workers() if getattr(self.source, "per_worker", False) else 1)
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """The tokens of a sample where all of `x` is text, integers or masks `(batch, tokens)`, of one length; else None."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(getattr(self.source, "spec", None))
+        parts = [part for part in tf.nest.flatten(x) if part is not None]
+        if not all(part.shape.rank == 2 and (part.dtype.is_integer or part.dtype.is_bool) for part in parts):
+            return None
+        lengths = {part.shape[1] for part in parts}
+        return lengths.pop() if len(lengths) == 1 and lengths != {1} else None
 
 
 @dataclasses.dataclass

@@ -1,12 +1,13 @@
 """The first and the last line of a `fit`: what it runs on, and what came out of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 
 from ...compat.tensorflow_private.strategies import devices_of
+from ...distribute.attention.choice import BLOCKS, Choice
 from ...distribute.hardware.program_cache import LATE, PROGRAM_CACHE, Counts
 from ...distribute.mesh import mesh_of
 from ...distribute.workers.cluster import num_workers
@@ -25,21 +26,27 @@ class FitLines:
         self._model, self._state = model, state
         self._began, self._first_epoch, self._backend = now, state.epoch, _backend(model, state)
         self._steps, self._seconds, self._programs = 0, 0.0, PROGRAM_CACHE.counts
-        self._apart = _batch_norms(model)
+        self._apart, self._said = _batch_norms(model), set[str]()
 
     def first(self) -> str:
         """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
         model, state = self._model, self._state
         parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
-        parts += [self._backend, *_backups(state), *self.take_apart()]
+        parts += [self._backend, *_backups(state), *self.take_late()]
         return _wrap_parts([part for part in parts if part])
 
-    def take_apart(self) -> list[str]:
-        """Return once, when the first step has shown that it holds, which normalization is unlike that of one device."""
-        if self._model._pipeline is None and not getattr(self._state.function, "partitioned", False):
-            return []  # not traced yet, or the step runs on one replica
-        apart, self._apart = self._apart, []
-        return apart
+    def take_late(self) -> list[str]:
+        """Return, each once, what the first step shows when it is traced.
+
+        It is how attention is computed, and which normalization is unlike that of one device.
+        """
+        function = self._state.function
+        parts = _attention(getattr(function, "attention", ()))
+        if self._model._pipeline is not None or getattr(function, "partitioned", False):
+            parts += self._apart  # a step that is not divided normalizes like one device
+        late = [part for part in parts if part not in self._said]
+        self._said.update(late)
+        return late
 
     def count(self, steps: int, seconds: float) -> None:
         """Add steps of an epoch to the speed."""
@@ -52,11 +59,26 @@ class FitLines:
         epochs = f"{wanted} epoch{'s' * (wanted != 1)}"
         parts = [f"{epochs if done == wanted else f'{done} of {epochs}'} in {duration(now - self._began)}"]
         if self._seconds and state.samples_per_step:
-            parts.append(f"{short_number(self._steps * state.samples_per_step / self._seconds)} samples/s")
+            parts += speeds(state, self._steps / self._seconds)
         stopping = [type(each).__name__ for each in state.callbacks if getattr(each, "stopped_epoch", 0)]
         parts += [f"ended by {name}" for name in stopping[:1]] * (done < wanted) + _best(state.callbacks)
         parts += [f"in the {backend}"] * (backend != self._backend)
         return _wrap_parts(parts + _cached_programs(self._programs))
+
+
+def speeds(state: FitState, steps: float) -> list[str]:
+    """Return the samples, and of text the tokens, that this many steps a second are; empty if their size is not known."""
+    if not (samples := steps * (state.samples_per_step or 0)):
+        return []
+    tokens = samples * (state.tokens_per_sample or 0)
+    return [f"{short_number(samples)} samples/s"] + [f"{short_number(tokens)} tokens/s"] * (tokens > 0)
+
+
+def _attention(choices: Collection[Choice]) -> list[str]:
+    """Return how attention is computed: in blocks, or on a GPU why not."""
+    if any(each.body == BLOCKS for each in choices):
+        return ["attention in blocks"]
+    return [f"plain attention ({each.reason})" for each in sorted(choices)[:1]]
 
 
 def _cached_programs(before: Counts) -> list[str]:

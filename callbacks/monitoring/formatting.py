@@ -72,14 +72,14 @@ def fit_to_width(parts: list[str], metrics: list[str], columns: int, may_wrap: b
     If it `may_wrap`, metrics that do not fit are on further lines.
     """
 
-    def without(rate: str) -> Callable[[list[str]], list[str]]:
-        return lambda parts: [part for part in parts if not part.endswith(rate)]
+    def without(*rates: str) -> Callable[[list[str]], list[str]]:
+        return lambda parts: [part for part in parts if not part.endswith(rates)]
 
     def halve(parts: list[str]) -> list[str]:
         return [part[::2] if part[:1] in _BAR else part for part in parts]
 
-    bare, line = [part for part in without("samples/s")(parts) if part[:1] not in _BAR], ""
-    for shorten in (list, without("samples/s"), halve, without("/step"), halve):
+    bare, line = [part for part in without("tokens/s", "samples/s")(parts) if part[:1] not in _BAR], ""
+    for shorten in (list, without("tokens/s", "samples/s"), halve, without("/step"), halve):
         parts = shorten(parts)
         if len(line := " ".join(parts) + "".join(metrics)) <= columns:
             return line

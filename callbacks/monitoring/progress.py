@@ -17,8 +17,8 @@ import numpy as np
 from ...distribute.arguments import function, show
 from ...distribute.workers.cluster import is_chief
 from ..callback import Callback
-from .fit_lines import FitLines
-from .formatting import duration, fit_to_width, scalar, short_number
+from .fit_lines import FitLines, speeds
+from .formatting import duration, fit_to_width, scalar
 
 _WIDTH = 20
 _SCREEN_SECONDS = 0.1
@@ -172,7 +172,7 @@ class ProgressBar(Callback, keras.callbacks.ProgbarLogger):
 
     def _write_late_part(self) -> None:
         """Write what the first line could not say before the first step was traced."""
-        if self._lines is not None and (parts := self._lines.take_apart()):
+        if self._lines is not None and (parts := self._lines.take_late()):
             text = ",\n".join(f"  {part}" for part in parts)
             self._write(f"\r{'':{self._last_width}}\r" * self._line_open + f"{text}\n")
 
@@ -212,9 +212,8 @@ class ProgressBar(Callback, keras.callbacks.ProgbarLogger):
             parts.append(f"{duration(left)} left" + (f" (run {run})" if later else ""))
         if seconds is not None:
             parts.append(f"{duration(seconds)}/step")
-            samples = getattr(getattr(self.model, "fit_state", None), "samples_per_step", None)
-            if samples and seconds > 0:
-                parts.append(f"{short_number(samples / seconds)} samples/s")
+            if (state := getattr(self.model, "fit_state", None)) is not None and seconds > 0:
+                parts += speeds(state, 1 / seconds)
         return parts
 
     def _seconds_of_later_epochs(self, training: float) -> float:

@@ -31,7 +31,7 @@ def _attention(
 
     Outside our steps (where a model is built, called or exported) it is Keras' own, and `flash_attention=True` is no error.
     """
-    if current_step() is None:
+    if (step := current_step()) is None:
         return original(query, key, value, bias, mask, scale, is_causal, False, attn_logits_soft_cap)
     q, k, v = map(tf.convert_to_tensor, (query, key, value))
     dtype = keras.backend.result_type(q.dtype, k.dtype, v.dtype)
@@ -49,6 +49,8 @@ def _attention(
         keras.config.is_flash_attention_enabled() is False,
     )
     choice = choose(problem)
+    if choice.body == BLOCKS or problem.on_gpu:
+        step.attention.add(choice)
     if flash_attention and choice.body != BLOCKS:
         raise WrongUse(
             f"`flash_attention=True` cannot be met: {choice.reason}. Leave the argument out to use Keras' own computation."

@@ -116,7 +116,7 @@ def trained(flash, strategy=None, kind=unisono.Model, **options):
     with strategy.scope() if strategy is not None else tf.device(None):
         model = make(flash, kind)
         model.compile(keras.optimizers.SGD(0.01), "mse", **options)
-    losses = model.fit(X, Y, batch_size=7, epochs=2, verbose=0).history["loss"]
+    losses = model.fit(X, Y, batch_size=7, epochs=2, verbose=2).history["loss"]
     weights = [w for w in model.get_weights() if w.ndim > 1]  # the bias of a key has no effect
     return [*weights, losses, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0)]
 
@@ -128,7 +128,7 @@ def expected():
 
 
 @pytest.mark.parametrize("way", ["graph", "eager", "two replicas", "weights on two replicas", "pipeline"])
-def test_fit_with_blocks_equals_keras(way, expected, monkeypatch):
+def test_fit_with_blocks_equals_keras(way, expected, monkeypatch, capsys):
     made = []
     attend = keras_attention.attend
     monkeypatch.setattr(keras_attention, "attend", lambda *args: made.append(args) or attend(*args))
@@ -146,6 +146,15 @@ def test_fit_with_blocks_equals_keras(way, expected, monkeypatch):
             one, other, FLOAT64 if isinstance(one, np.ndarray) else FLOAT32, way
         )  # a loss is float32
     assert len(made) >= 9, "three layers in fit, evaluate and predict"
+    assert capsys.readouterr().out.count("attention in blocks") == 1, "of two epochs"
+
+
+def test_first_line_says_on_a_gpu_why_attention_is_plain(monkeypatch, capsys):
+    trained(None, run_eagerly=True)
+    assert "attention" not in capsys.readouterr().out, "a few tokens on a CPU"
+    monkeypatch.setattr(keras_attention, "computes_on_gpu", lambda: True)
+    trained(None, run_eagerly=True)
+    assert capsys.readouterr().out.count("plain attention (blocks are not measured on GPUs yet") == 1
 
 
 def test_true_that_cannot_be_met_is_an_error_that_names_what_is_missing():

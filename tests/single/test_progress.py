@@ -12,8 +12,10 @@ from helpers import Batches
 
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
+from unisono.callbacks.monitoring.fit_lines import speeds
 from unisono.callbacks.monitoring.progress import ProgressBar, Rate
 from unisono.state.trained_model import FitState
+from unisono.trainer.inputs import make_source
 
 
 class Terminal(io.StringIO):
@@ -193,6 +195,26 @@ def test_bar_shows_samples_per_second_where_sizes_may_differ(kind):
     out = io.StringIO()
     make_model(run_eagerly=True).fit(data, callbacks=[ProgressBar(out)])
     assert " samples/s" in out.getvalue()
+
+
+TEXTS, TABLE = np.zeros((4, 6), "int32"), np.zeros((4, 6), "float32")
+
+
+@pytest.mark.parametrize(
+    ("x", "tokens"),
+    [
+        pytest.param(TEXTS, 24, id="tokens"),
+        pytest.param((TEXTS, TEXTS > 0), 24, id="tokens and a mask"),
+        pytest.param(TABLE, None, id="table"),
+        pytest.param((TEXTS, TABLE), None, id="text and table"),
+        pytest.param((TEXTS, TEXTS[:, :2]), None, id="two lengths"),
+        pytest.param(TEXTS[:, :1], None, id="one number a sample"),
+        pytest.param(TEXTS[:, 0], None, id="one axis"),
+    ],
+)
+def test_speed_of_text_is_in_tokens_too(x, tokens):
+    source = make_source(x, np.zeros(4), batch_size=4)
+    assert speeds(FitState(source=source), 1.0)[1:] == ([f"{tokens} tokens/s"] if tokens else [])
 
 
 def test_bar_of_unknown_length_learns_it():

@@ -123,6 +123,8 @@ def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
 def _make_pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **scale: Any) -> PipelinedStep:
     replicas = plan.pipeline.replicas
     steps = micro_steps(step.samples, plan.pipeline.micro_batches * replicas)
+    for each in steps:
+        each.attention = step.attention
     return PipelinedStep(plan.chain, plan.stages, micro_slices(x, steps), steps, replicas, training, **scale)
 
 

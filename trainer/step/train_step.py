@@ -30,7 +30,7 @@ class Tracing:
 
     Attributes:
         weigh_losses: whether the total sample weights of losses are recorded; see `StepContext.totals`.
-        in_xla, calls, open_collectives: see `StepContext`.
+        in_xla, calls, open_collectives, attention: see `StepContext`.
         after: operations that must have ended before anything of the step begins, even the drawing of a random number.
     """
 
@@ -39,6 +39,7 @@ class Tracing:
     after: Sequence[Any] = ()
     calls: dict[int, Any] = dataclasses.field(default_factory=dict)
     open_collectives: list[tf.TensorShape] = dataclasses.field(default_factory=list)
+    attention: set[Any] = dataclasses.field(default_factory=set)
 
 
 def replica_function(
@@ -62,6 +63,7 @@ def replica_function(
                 totals=WeightTotals() if tracing.weigh_losses else None,
                 calls=tracing.calls,
                 open_collectives=tracing.open_collectives,
+                attention=tracing.attention,
             )
             with step_scope(step):
                 with CollectedWrites() as writes:

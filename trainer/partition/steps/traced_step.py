@@ -54,6 +54,7 @@ class TracedStep:
         self._of_state = None if level_of(step.strategy) is None else self._mesh
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
+        self.attention: set[Any] = set()  # see `StepContext`
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
         if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
             raise NotPartitioned("ragged and sparse inputs are not partitioned")
@@ -91,7 +92,7 @@ class TracedStep:
         size = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
         totals = WeightTotals() if self._step.notes_weights else None
         step = StepContext(0, 1, size, size, totals=totals, in_xla=self._compiles, take_gradients=self._take)
-        step.builds_under = self._step.strategy
+        step.builds_under, step.attention = self._step.strategy, self.attention
         step.notes[NOT_AGGREGATED] = _aggregates_itself
         seen = functools.partial(self._stand_in_for, tf.compat.v1.get_default_graph())
         with step_scope(step), pretend_replicas(1), see_through(seen), CollectedWrites() as writes:

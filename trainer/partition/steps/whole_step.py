@@ -92,7 +92,7 @@ class WholeStep:
         strategy, context = tf.distribute.get_strategy(), tf.distribute.get_replica_context()
         samples = step.global_samples
         totals = WeightTotals() if self._step.notes_weights else None
-        own = StepContext(0, 1, samples, samples, totals=totals, writes=step.writes)
+        own = StepContext(0, 1, samples, samples, totals=totals, writes=step.writes, attention=step.attention)
         own.builds_under = strategy
 
         def take(optimizer: Any, pairs: Any) -> None:

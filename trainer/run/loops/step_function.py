@@ -64,6 +64,7 @@ class StepFunction:
         self._compiled: dict[Any, Any] = {}
         self._partition = ModelPartition(model, f"{phase}_step", step_fn)
         self.partitioned: bool | None = None  # None: not traced yet
+        self.attention: set[Any] = set()  # of the steps traced so far; see `StepContext`
         self._device = ""
         self._is_large: bool | None = None
         self._last_logs = LastLogs()
@@ -250,13 +251,14 @@ class StepFunction:
         on_one, in_units = isinstance(own, WholeStep), custom
         self.partitioned = isinstance(own, TracedStep)
         if isinstance(own, TracedStep):
+            self.attention |= own.attention
             after = [*after, *(own.check_samples(batch) if samples is None and part is None else ())]
             batch, in_units = own.read_part(batch), custom and not own.program.one_size
         slices = ReplicaSlices(
             strategy, batch, samples, worker_samples, part, in_units=in_units, whole=on_one
         )
         tracing = Tracing(self.training and accumulates(model.optimizer), in_xla, after)
-        tracing.open_collectives = self.open_collectives
+        tracing.open_collectives, tracing.attention = self.open_collectives, self.attention
         # The first replica of each worker gathers the samples of all.
         if on_one and worker_samples is not None:
             self.open_collectives[:] = [tf.TensorShape([None])]
