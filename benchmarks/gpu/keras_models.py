@@ -12,7 +12,7 @@ from .task import Size, Task
 
 def build(task: Task, model_class: Any = None) -> keras.Model:
     """A new model that gives logits; its last layer computes in float32 under every policy."""
-    parts = {"mlp": _mlp, "resnet50": _resnet, "gpt2": _transformer, "bert": _transformer}
+    parts = {"mlp": _mlp, "resnet50": _resnet, "gpt2": transformer, "bert": transformer}
     inputs, outputs = parts[task.model](task.size, task.model == "gpt2")
     return (model_class or keras.Model)(inputs, outputs)
 
@@ -61,7 +61,7 @@ class Embedded(layers.Layer):
         return self.words(tokens) + keras.ops.cast(self.places, self.compute_dtype)
 
 
-def _transformer(size: Size, causal: bool) -> tuple[Any, Any]:
+def transformer(size: Size, causal: bool) -> tuple[Any, Any]:
     """Normalization before each part and a causal mask (GPT-2), or after each and no mask (BERT)."""
     inputs = keras.Input(size.inputs, dtype="int32")
     x = Embedded(size.classes, size.inputs[0], size.width)(inputs)

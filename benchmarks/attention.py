@@ -1,0 +1,158 @@
+"""Measures what attention in blocks saves: the function alone, and `fit` of a decoder, next to Keras."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any, cast
+
+from .gpu.task import Size
+from .sharded_state import forget_peak, memory
+from .tables import publish, spread
+
+WORDS, WIDTH, BLOCKS, HEADS = 50_257, 512, 4, 8
+KINDS = ("causal", "all keys", "a mask of all queries and keys", "a mask of keys")
+CONTESTANTS = {"unisono": "Unisono", "keras": "Keras", "jax": "Keras on JAX"}
+MIB = 2**20
+
+
+def main() -> None:
+    """Print two tables; `--child` runs one process of them.
+
+        python -m benchmarks.attention [ROUNDS] [--tokens 512,2048,4096] [--words 50257] [--xla]
+
+    The first has the CPU time of Keras' function, forward and backward, divided by that of blocks: batches of 2, 8 heads
+    of 64, float32, the best of four in turns. For the second each round starts a process for each contestant, in turns: one
+    text a step, four blocks, float32. A process runs three steps after the first. Memory is the peak of these steps minus what
+    the process had before the first one. All run on one thread, so that CPU time is the time of the work.
+    """
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
+    parser.add_argument("rounds", nargs="?", type=int, default=1, help="processes of each contestant")
+    parser.add_argument("--tokens", default="512,2048,4096", help="lengths of a text")
+    parser.add_argument("--words", type=int, default=WORDS, help="size of the vocabulary")
+    parser.add_argument("--xla", action="store_true", help="with jit_compile=True")
+    parser.add_argument("--child", choices=["function", *CONTESTANTS], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    lengths = [int(each) for each in options.tokens.split(",")]
+    if options.child:
+        given = lengths[0], options.xla
+        found = (
+            ratios(*given) if options.child == "function" else measure(options.child, *given, options.words)
+        )
+        print(json.dumps(found), flush=True)
+        return
+    name = "attention_xla" if options.xla else "attention"
+    rows = [[f"{tokens:,}", *run("function", tokens, options)] for tokens in lengths]
+    publish(f"{name}_function", ["tokens", *KINDS], rows)
+    head = ["tokens", "", "tokens in a second of CPU time", "of Keras", "peak of a step"]
+    publish(name, head, [row for tokens in lengths for row in rows_of(tokens, options)])
+
+
+def rows_of(tokens: int, options: Any) -> list[list[str]]:
+    """Return a row for each contestant."""
+    names = [name for name in CONTESTANTS if name != "jax" or importlib.util.find_spec("jax")]
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name in names:
+            found[name].append(run(name, tokens, options))
+    rows = []
+    for name in names:
+        pairs = list(zip(found[name], found["keras"], strict=True))
+        speed = tokens / statistics.median(own for (own, _), _ in pairs)
+        ratio = spread([of_keras / own for (own, _), (of_keras, _) in pairs])
+        peak = statistics.median(peak for (_, peak), _ in pairs)
+        rows.append([f"{tokens:,}", CONTESTANTS[name], f"{speed:.0f}", ratio, f"{peak / MIB:,.0f} MiB"])
+    return rows
+
+
+def run(name: str, tokens: int, options: Any) -> Any:
+    """Return what a new process has measured."""
+    backend = "jax" if name == "jax" else "tensorflow"
+    one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": backend}
+    command = [sys.executable, "-m", "benchmarks.attention", "--child", name, "--tokens", str(tokens)]
+    command += ["--words", str(options.words), *["--xla"] * options.xla]
+    env = {**os.environ, **quiet, **one}
+    out = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=1200, check=True)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+def ratios(tokens: int, xla: bool) -> list[str]:
+    """Return for each kind the CPU time of Keras' function, divided by that of blocks."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    import unisono  # noqa: F401
+    from unisono.distribute.step_context import StepContext, step_scope
+
+    drawn = np.random.default_rng(0)
+    q, k, v, w = (tf.constant(drawn.normal(size=(2, tokens, HEADS, 64)), "float32") for _ in range(4))
+    shapes = {"a mask of all queries and keys": (2, 1, tokens, tokens), "a mask of keys": (2, 1, 1, tokens)}
+
+    def timed(flash: bool, kind: str) -> Any:
+        mask = tf.constant(drawn.random(shapes[kind]) < 0.8) if kind in shapes else None
+
+        @tf.function(autograph=False, jit_compile=xla)
+        def gradients() -> Any:
+            with step_scope(StepContext(0, 1, 2, 2)), tf.GradientTape() as tape:
+                tape.watch([q, k, v])
+                options: Any = {"mask": mask, "is_causal": kind == "causal", "flash_attention": flash}
+                loss = tf.reduce_sum(keras.ops.dot_product_attention(q, k, v, **options) * w)
+            return tape.gradient(loss, [q, k, v])
+
+        def seconds() -> float:
+            began = time.process_time()
+            gradients()[0].numpy()
+            return time.process_time() - began
+
+        seconds()
+        return seconds
+
+    found = []
+    for kind in KINDS:
+        contestants = [timed(False, kind), timed(True, kind)]
+        plain, blocks = (min(each) for each in zip(*([f() for f in contestants] for _ in range(4))))
+        found.append(f"{plain / blocks:.2f}")
+    return found
+
+
+def measure(name: str, tokens: int, xla: bool, vocabulary: int) -> tuple[float, float]:
+    """Return the CPU seconds of a step, the best of three, and its peak of memory in bytes."""
+    import keras
+    import numpy as np
+
+    from .gpu.keras_models import transformer
+
+    model_class: Any = keras.Model
+    if name == "unisono":
+        import unisono
+
+        model_class = unisono.Model
+    inputs, outputs = transformer(Size(1, (tokens,), vocabulary, WIDTH, (BLOCKS,), HEADS), causal=True)
+    model = model_class(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    # Keras on JAX always compiles.
+    model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=xla or name == "jax")
+    words = np.random.default_rng(0).integers(0, vocabulary, (4, tokens + 1)).astype("int32")
+    before, at = memory("VmRSS"), []
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if not at:
+                forget_peak()
+            at.append(time.process_time())
+
+    model.fit(words[:, :-1], words[:, 1:], batch_size=1, verbose=cast(Any, 0), callbacks=[Clock()])
+    return min(b - a for a, b in itertools.pairwise(at)), memory("VmHWM") - before
+
+
+if __name__ == "__main__":
+    main()
