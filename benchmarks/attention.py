@@ -28,10 +28,10 @@ def main() -> None:
 
         python -m benchmarks.attention [ROUNDS] [--tokens 512,2048,4096] [--words 50257] [--xla]
 
-    The first has the CPU time of Keras' function, forward and backward, divided by that of blocks: batches of 2, 8 heads
-    of 64, float32, the best of four in turns. For the second each round starts a process for each contestant, in turns: one
-    text a step, four blocks, float32. A process runs three steps after the first. Memory is the peak of these steps minus what
-    the process had before the first one. All run on one thread, so that CPU time is the time of the work.
+    The first has the CPU time of Keras' function, forward and backward, divided by that of blocks: batches of 2, 8 heads of
+    64, float32, the best of four in turns. For the second each round starts a process for each contestant, in turns: one
+    text a step, four blocks, float32. A process runs three steps after the first. Memory is the peak of these steps minus
+    what the process had before the first one. All run on one thread, so that CPU time is the time of the work.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
     parser.add_argument("rounds", nargs="?", type=int, default=1, help="processes of each contestant")
