@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
-from .conversions import Replica, convert_locally, finish_output, scale_numbers, where
+from .conversions import Replica, convert_locally, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
@@ -220,8 +220,8 @@ class _Copier:
             label = values[number].label
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
-            for each, place in zip(made, self._places):
-                tensor = finish_output(tensor, each, place)
+            for *around, place in zip(made, values[number].labels, self._places):
+                tensor = convert_locally(tensor, *around, place)
             if node.of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)
             self.values[number] = tensor
