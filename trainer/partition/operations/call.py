@@ -114,10 +114,6 @@ class View(Call):
         """Return the shape of an output."""
         return require(self.out_shapes[number])
 
-    def out_rank(self) -> int:
-        """Return the rank of the first output."""
-        return len(self.out_shape())
-
     def depends_on_batch(self) -> list[int]:
         """Return the axes of the first output whose extents depend on the size of the batch, as far as they are known."""
         return [axis for axis, extent in enumerate(self.out_shapes[0] or ()) if is_open(extent)]

@@ -18,9 +18,6 @@ from .terms import Terms
 _MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
 
-_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
-
-
 def _place_axes(call: Call, rank: int) -> tuple[list[int | None], dict[int, int]]:
     """Return the original axis for each axis of a strided slice (None: new), and the entry that names each original axis."""
     count = call.shape(1)[0]
