@@ -15,11 +15,8 @@ from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
 from .needed_operations import APPLY, find_needed_operations
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
-from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
-from .operations.shapes import find_sums
-from .program import BRANCHES, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
-from .sizes.size_arrays import Unknown
-from .sizes.static_shapes import find_traced_shape
+from .operations import Call, Ruling, View, ask, find_values, row_of
+from .program import BRANCHES, LOOPS, Apply, Copy, NotPartitioned, Program, has_parts
 from .values import SLICES, WHOLE, Values
 
 IGNORED = ("NoOp", "Placeholder")
@@ -72,49 +69,22 @@ class Builder(Values):
         elif kind in (*LOOPS, *BRANCHES, *CALLS):
             outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
         else:
-            outputs = self._find_unchanged(op, inputs) or self._rewrite(op, inputs)
-            outputs = outputs or self._apply_rules(op, inputs, known)
+            outputs = self._simplify(op, inputs) or self._apply_rules(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
             known[tensor.name] = number
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
-    def _add_outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
-        call = self._call(op, inputs)
-        outputs = []
-        for number, (tensor, shape) in enumerate(zip(op.outputs, row_of(op).find_shapes(call))):
-            if tensor.dtype == tf.variant:
-                elements = row_of(op).find_elements(call)
-                outputs.append(
-                    self.add(Value(tensor.dtype, shape, self.replicated_labels, elements=elements))
-                )
-                continue
-            shape = find_traced_shape(op, call.values, number) if shape is None else shape
-            numbers = find_numbers(call, number)
-            value = Value(tensor.dtype, shape, self.replicated_labels, numbers)
-            value.interval = find_bounds(call, number, numbers)
-            value.sums = find_sums(call, number) if numbers is None else ()
-            value.progression = find_progression(call, number, shape)
-            outputs.append(self.add(value))
-        return outputs
-
     def _call(self, op: tf.Operation, inputs: Sequence[int]) -> Call:
         return Call(op, [self.program.values[number] for number in inputs])
 
-    def _find_unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        """Return the first input of an operation if it is the output, too."""
-        unchanged = row_of(op).unchanged
-        same = unchanged is not None and unchanged(self._call(op, inputs))
-        return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
-
-    def _rewrite(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        rewrite = row_of(op).rewrite
-        if rewrite is None or self.replicated or self.inside or self.is_local(op):
-            return []
-        try:
-            function = rewrite(self._call(op, inputs))
-        except Unknown:
-            return []
+    def _simplify(self, op: tf.Operation, inputs: list[int]) -> list[int]:
+        """Return the outputs of an operation that is its first input, or is rewritten with simpler ones; else none."""
+        row, call = row_of(op), self._call(op, inputs)
+        if ask(row.unchanged, call) and id(op.inputs[0]) not in self.states:
+            return inputs[:1]
+        as_it_is = self.replicated or self.inside or self.is_local(op)
+        function = None if as_it_is else ask(row.rewrite, call)
         return [] if function is None else self._inline(op, graph_of(function, op.inputs), inputs)
 
     def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
@@ -130,7 +100,8 @@ class Builder(Values):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         self._note_bounds(op, inputs)
         inputs = [self.add_up(number, op) for number in inputs]
-        row, outputs = row_of(op), self._add_outputs(op, inputs)
+        row, made = row_of(op), find_values(self._call(op, inputs), self.replicated_labels)
+        outputs = [self.add(value) for value in made]
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
@@ -165,12 +136,8 @@ class Builder(Values):
 
     def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:
         """Note the bounds of inputs outside of which an operation is an error."""
-        call, asserts = self._call(op, inputs), row_of(op).asserts
-        try:
-            found = {} if asserts is None else asserts(call)
-        except Unknown:
-            return
-        for number, (low, high) in found.items():
+        call = self._call(op, inputs)
+        for number, (low, high) in (ask(row_of(op).asserts, call) or {}).items():
             least, most = call.values[number].interval
             if least < low or high < most:
                 call.values[number].interval = max(low, least), min(high, most)

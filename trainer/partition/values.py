@@ -24,7 +24,7 @@ from .labels import (
     sizes,
     with_label,
 )
-from .operations import Call, row_of
+from .operations import Call, ask, row_of
 from .program import Convert, Copy, Extents, NeedsCollective, NeedsWhole, Program, Value
 from .sizes.size_arrays import of_one_sample
 
@@ -141,16 +141,12 @@ class Values:
             return self._repeat(copy, number, 0, REPLICATED, [REPLICATED] * len(copy.inputs))
         if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
             return part
-        if is_stored(want) and have == STATISTIC:
-            return self._convert_along(
-                axis, self._convert_along(axis, number, PARTIAL_SUM, cause), want, cause
-            )
+        communicates, summed = needs_collective(have, want), is_stored(want) and have == STATISTIC
         scattered = is_stored(want) and have == PARTIAL_SUM
-        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS) and not scattered:
-            return self._convert_along(
-                axis, self._convert_along(axis, number, REPLICATED, cause), want, cause
-            )
-        if needs_collective(have, want) and self.inside:
+        if summed or (communicates and not scattered and want not in (REPLICATED, MEAN_OF_STATISTICS)):
+            between = self._convert_along(axis, number, PARTIAL_SUM if summed else REPLICATED, cause)
+            return self._convert_along(axis, between, want, cause)
+        if communicates and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
             reason = "makes a list of tensors that would have to be gathered"
@@ -199,7 +195,7 @@ class Values:
         if any(is_sharded(each) and each.axis == want.axis for each in value.labels):
             return None
         call = Call(copy.op, [values[each] for each in copy.inputs])
-        wants = row_of(copy.op).find_part(call, value, want, self.program.mesh[axis])
+        wants = ask(row_of(copy.op).part, call, value, want, self.program.mesh[axis])
         parts = [
             (each, own) for each, own in zip(copy.inputs, wants or ()) if own is not None and is_sharded(own)
         ]

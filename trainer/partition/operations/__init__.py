@@ -15,7 +15,7 @@ from . import (  # noqa: F401
     state,
 )
 from .call import Call, Ruling, View
-from .row import NO_ROW, ROWS, Row, find_bounds, find_numbers, find_progression, row_of
+from .row import NO_ROW, ROWS, Row, ask, find_values, row_of
 
 __all__ = [
     "NO_ROW",
@@ -24,8 +24,7 @@ __all__ = [
     "Row",
     "Ruling",
     "View",
-    "find_bounds",
-    "find_numbers",
-    "find_progression",
+    "ask",
+    "find_values",
     "row_of",
 ]

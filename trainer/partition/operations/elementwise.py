@@ -27,6 +27,7 @@ from .number_rules import (
     compute_each,
     either,
     keep_elements,
+    keep_list_elements,
     multiply,
     negate,
     numbers_of,
@@ -47,7 +48,7 @@ def _label_copy(view: View) -> Ruling | None:
 
 
 _SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
-_SAME |= {"label": _label_copy, "moves": 0, "copies": True}
+_SAME |= {"label": _label_copy, "moves": 0, "copies": True, "elements": keep_list_elements}
 _PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)

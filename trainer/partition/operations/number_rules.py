@@ -50,6 +50,11 @@ def keep_elements(call: Call, number: int) -> np.ndarray:
     return numbers_of(call.values[0]).reshape(require(plain(as_sizes(require(shape)))).tolist())
 
 
+def keep_list_elements(call: Call) -> Any:
+    """Return the constant of all elements of the list that is the first input."""
+    return call.values[0].elements
+
+
 def reduce_elements(fn: Callable[[Any, Any], Any], start: Any) -> Numbers:
     """Return a rule for a reduction over all axes, from `start`; None: there must be an element."""
 

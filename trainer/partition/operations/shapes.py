@@ -204,16 +204,14 @@ def _gradient_axes(call: Call, number: int) -> np.ndarray:
     return as_sizes([axis for axis, is_summed in enumerate(sums) if is_summed])
 
 
-def find_sums(call: Call, number: int) -> tuple[bool | None, ...]:
-    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it; () elsewhere."""
-    shapes = [value.constant for value in call.values if value.constant is not None]
-    if call.type != "BroadcastGradientArgs" or len(shapes) < 2:
-        return ()
+def _find_sums(call: Call, number: int) -> tuple[bool | None, ...]:
+    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it."""
+    shapes = [call.constant(0), call.constant(1)]
     sums = zip(align(shapes), broadcast_axes(shapes))
     return tuple(None if any(map(is_open, extents)) else pair[number] for extents, pair in sums)
 
 
-add_rows("BroadcastGradientArgs", numbers=_gradient_axes, rewrite=decide_gradient_axes)
+add_rows("BroadcastGradientArgs", numbers=_gradient_axes, sums=_find_sums, rewrite=decide_gradient_axes)
 
 
 def _offset_numbers(call: Call, number: int) -> np.ndarray:
