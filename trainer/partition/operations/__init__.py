@@ -1,7 +1,6 @@
 """What the partition knows of operations, one row a type, one file a family."""
 
 from . import (  # noqa: F401
-    attention,
     elementwise,
     indexing,
     joins,

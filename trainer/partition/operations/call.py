@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ....compat.tensorflow_graphs.named_calls import kind_of
+from ....compat.tensorflow_graphs.one_device import copy_into_graph
 from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
 from ..sizes.size import Extent, Shape, is_open
-from ..sizes.size_arrays import Unknown, extents_of, plain
-from ..sizes.static_shapes import find_traced_shape, infer_shape
+from ..sizes.size_arrays import Unknown, extents_of, plain, shape_of
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -80,10 +81,35 @@ class Call:
         """Return the axes of the input `data` that another input names, counted from 0."""
         return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
 
+    def traced_shape(self, number: int = 0) -> Shape:
+        """Return TensorFlow's static shape of an output, without its extents where it took a wrong one of an input.
+
+        TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
+        """
+        shape = shape_of(self.op.outputs[number].shape)
+        for tensor, value in zip(self.op.inputs, self.values):
+            given = shape_of(tensor.shape) if tensor.dtype not in (tf.resource, tf.variant) else None
+            if given is not None and not _agree(given, value.shape):
+                return shape and [None for _ in shape]
+        return shape
+
     def static(self, number: int = 0, infers: bool = False) -> list[Extent]:
-        """Return TensorFlow's static shape of an output; with `infers`, from what is known here of the inputs."""
-        find = infer_shape if infers else find_traced_shape
-        return require(find(self.op, self.values, number))
+        """Return TensorFlow's static shape of an output; with `infers`, from what is known here of the inputs.
+
+        That is for operations whose extents TensorFlow never takes from a number alone, as it does for `x[:9]`.
+        """
+        if not infers or not any(map(_knows_more, self.op.inputs, self.values)):
+            return require(self.traced_shape(number))
+        with scratch_graph():
+            given = [
+                tf.compat.v1.placeholder(
+                    value.dtype, value.shape and [n if isinstance(n, int) else None for n in value.shape]
+                )
+                if (known := plain(value.constant)) is None
+                else tf.constant(known, value.dtype)
+                for value in self.values
+            ]
+            return require(shape_of(copy_into_graph(self.op, given, {}).outputs[number].shape))
 
 
 @dataclasses.dataclass
@@ -148,6 +174,18 @@ class View(Call):
         """Take the input `data` unchanged, and the others whole; all outputs have one label."""
         wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
         return wants, [label] * self.count
+
+
+def _agree(traced: list[Extent], shape: Shape) -> bool:
+    return shape is not None and all(a is None or a == b for a, b in zip(traced, shape))
+
+
+def _knows_more(tensor: tf.Tensor, value: Value) -> bool:
+    """Return whether an extent or a number of an input is known here that TensorFlow did not know in the trace."""
+    if plain(value.constant) is not None and tf.get_static_value(tensor) is None:
+        return True
+    traced = shape_of(tensor.shape) or [None] * len(value.shape or ())
+    return any(a is None and isinstance(b, int) for a, b in zip(traced, value.shape or ()))
 
 
 def name_axes(count: int, after: int = 0) -> str:

@@ -14,7 +14,6 @@ from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zer
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
-from ..sizes.static_shapes import find_traced_shape
 from .call import Call, Ruling, Shapes, View
 from .terms import SUM, Terms, find_shapes_of_terms, label_terms
 
@@ -193,7 +192,7 @@ def find_values(call: Call, labels: Labels) -> list[Value]:
             value.elements = ask(row.elements, call)
             continue
         if shape is None:
-            value.shape = find_traced_shape(call.op, call.values, number)
+            value.shape = call.traced_shape(number)
         value.constant = _find_numbers(call, number)
         value.interval = _find_bounds(call, number, value.constant)
         if value.constant is None:

@@ -1,5 +1,6 @@
 """Operations on each sample alone: pictures, matrices, Fourier transforms, losses of classes."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import tensorflow as tf
 
 from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
-from .call import Call, name_axes, shape_in
+from .call import Call, name_axes, require, shape_in
 from .row import add_rows
 from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
 from .terms import Terms
@@ -28,18 +29,14 @@ def of_each_sample(
 
     def find_terms(call: Call) -> Terms:
         count = 1 if last is None else max(call.rank(batched[0]) - last, 0)
-        used = count
+        samples, letters = name_axes(count), iter(name_axes(99, count))
 
         def with_more(rank: int | None) -> str:
             """Return the letters of the samples, and further ones."""
-            nonlocal used
-            if rank is None:
-                raise Unknown
-            used += max(rank - count, 0)
-            return name_axes(count) + name_axes(max(rank - count, 0), used - max(rank - count, 0))
+            return samples + "".join(itertools.islice(letters, max(require(rank) - count, 0)))
 
         terms = [with_more(call.rank(n)) if n in batched else None for n in range(len(call.values))]
-        mixed = name_axes(used - count, count)
+        mixed = "".join(term[count:] for term in terms if term)
         made = [terms[batched[0]] if same else with_more(tensor.shape.rank) for tensor in call.op.outputs]
         sizes = {} if sized is None else {sized: made[0] or ""}
         return Terms(terms, made, mixed, sizes=sizes, infers=infers)

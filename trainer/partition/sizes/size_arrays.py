@@ -12,6 +12,11 @@ class Unknown(Exception):
     """A value depends on the batch in a manner without a rule."""
 
 
+def shape_of(shape: Any) -> Shape:
+    """Return a `TensorShape` as a list."""
+    return None if shape.rank is None else shape.as_list()
+
+
 def product(sizes: Iterable[Extent]) -> Extent:
     """Return the product of sizes; of no sizes 1."""
     found: Extent = 1
