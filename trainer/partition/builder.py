@@ -109,9 +109,7 @@ class Builder(Values):
         wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
-        own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
-        copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
-        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
+        copy = Copy(given, outputs, op, made, origin=self.origin)
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
             values[number].labels = tuple(map(settle_label, labels))
@@ -130,8 +128,6 @@ class Builder(Values):
             PARTIAL_SUM
         ]:  # several reads of a variable are summed together
             self.again[outputs[0]] = copy
-        if row.attributes is not None:
-            copy.attributes = row.attributes(self._call(op, inputs), values[outputs[0]])
         return outputs
 
     def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:

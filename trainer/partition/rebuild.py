@@ -207,10 +207,13 @@ class _Copier:
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         controls += self._find_awaited(node)
-        seed = self._replica.replica_id if node.own_seed else 0
+        seed = self._replica.replica_id if any(is_sharded(labels[0]) for labels in node.made) else 0
+        of_samples = (
+            any(values[n].label.kind in ("sharded", "sizes") for n in node.inputs) and not node.bodies
+        )
 
-        def make(inputs: list[Any]) -> list[Any]:
-            copy = copy_into_graph(node.op, inputs, functions, controls, seed, node.attributes)
+        def make(inputs: list[Any], **attributes: Sequence[int]) -> list[Any]:
+            copy = copy_into_graph(node.op, inputs, functions, controls, seed, attributes)
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
@@ -222,8 +225,8 @@ class _Copier:
                 _set_shape(tensor, traced, values[number], self._program.mesh)
             for *around, place in zip(made, values[number].labels, self._places):
                 tensor = convert_locally(tensor, *around, place)
-            if node.of_samples and label == PARTIAL_SUM:
-                tensor = where(self._replica.alive, tensor)
+            if of_samples and label == PARTIAL_SUM:
+                tensor = where(self._replica.alive, tensor)  # without a borrowed sample
             self.values[number] = tensor
 
     def _function(self, name: str, body: Program, given: Sequence[Any], node: Copy) -> str:

@@ -178,9 +178,7 @@ class Values:
         target = self.add(
             dataclasses.replace(value, labels=with_label(value.labels, axis, label), free=False)
         )
-        of_samples = copy.of_samples and axis > 0
-        again = dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=of_samples)
-        self.program.nodes.append(again)
+        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made))
         self.made[number, axis, label] = target
         return target
 

@@ -67,10 +67,9 @@ class Row:
         asserts: the bounds of inputs, by their numbers, that are an error outside of them.
         rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
         unchanged: whether the output is the first input.
-        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`; with the labels of
-            the first output, and the replica's places along the axes of the mesh.
+        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`, which can change
+            attributes; with the labels of the first output, and the replica's places along the axes of the mesh.
         elements: the constant of all elements of a list that it makes.
-        attributes: `fn(call, output)`, attributes that its copy needs.
         part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone, or None.
         draws: whether it draws random numbers, with a state of its kernel.
         reads, writes: whether it reads or writes the variable that is its first input.
@@ -104,7 +103,6 @@ class Row:
     unchanged: Callable[[Call], bool] | None = None
     copy: Callable[..., list[Any]] | None = None
     elements: Callable[[Call], Any] | None = None
-    attributes: Callable[[Call, Value], dict[str, Any]] | None = None
     part: Callable[..., Any] | None = None
     draws: bool = False
     reads: bool = False

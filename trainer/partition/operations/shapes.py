@@ -13,7 +13,7 @@ from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
 from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import add, keep_elements, move_elements, numbers_of
-from .row import MOST_ELEMENTS, add_rows
+from .row import MOST_ELEMENTS, add_rows, ask
 from .shares import decide_gradient_axes
 from .terms import PRODUCT, SUM, Terms, make_part
 
@@ -114,26 +114,27 @@ def _find_expanded(call: Call) -> Terms:
 add_rows("ExpandDims", terms=_find_expanded, **_KEEPS)
 
 
-def _find_squeezed(call: Call) -> Terms:
-    """Return the terms of a `Squeeze`; without a list of axes, an extent that may be 1 for some batch is not known."""
+def _find_dropped(call: Call) -> list[int]:
+    """Return the axes that a `Squeeze` drops; without a list of them, it must be known for every batch which are 1."""
     shape = call.shape()
     dims = [dim % len(shape) for dim in call.attr("squeeze_dims")]
     if not dims and not all(isinstance(extent, int) or at_most(2, extent) for extent in shape):
         raise Unknown
-    dropped = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
-    term = "".join("1" if axis in dropped else name for axis, name in enumerate(name_axes(len(shape))))
+    return dims or [axis for axis, extent in enumerate(shape) if extent == 1]
+
+
+def _find_squeezed(call: Call) -> Terms:
+    dropped = _find_dropped(call)
+    term = "".join("1" if axis in dropped else name for axis, name in enumerate(call.names()))
     return Terms([term], [term.replace("1", "")])
 
 
-def _name_squeezed(call: Call, output: Any) -> dict[str, Any]:
-    """Return the axes to drop: an axis of one sample on this replica stays."""
-    shape = call.values[0].shape
-    if call.attr("squeeze_dims") or not shape or output.shape is None:
-        return {}
-    return {"squeeze_dims": [axis for axis, extent in enumerate(shape) if extent == 1]}
+def _copy_squeezed(call: Call, made: Any, given: Any, places: Any, make: Callable[..., Any]) -> list[Any]:
+    """Return the output with the same axes dropped: an axis of one sample on this replica stays."""
+    return make(given, squeeze_dims=ask(_find_dropped, call) or [])
 
 
-add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, **_KEEPS)
+add_rows("Squeeze", terms=_find_squeezed, copy=_copy_squeezed, **_KEEPS)
 
 
 def _find_transposed(call: Call) -> Terms:
