@@ -1,6 +1,7 @@
 """An operation, what is known of its inputs, and the label of each along an axis of the mesh."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -80,6 +81,20 @@ class Call:
     def axes(self, number: int, data: int = 0) -> list[int]:
         """Return the axes of the input `data` that another input names, counted from 0."""
         return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
+
+    def compute(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for these inputs, as TensorFlow computes them."""
+        fn, left = getattr(tf.raw_ops, self.type), iter(inputs)
+        names = [name for name in inspect.signature(fn).parameters if name != "name"]
+        given = {name: self.attr(name) for name in names if name in self.op.node_def.attr}
+        for name, each in zip((name for name in names if name not in given), self.op.op_def.input_arg):
+            count = self.attr(each.number_attr) if each.number_attr else None
+            given[name] = next(left) if count is None else [next(left) for _ in range(count)]
+        with tf.init_scope(), tf.device("CPU:0"):
+            try:
+                return [tensor.numpy() for tensor in tf.nest.flatten(fn(**given))]
+            except tf.errors.OpError:
+                raise Unknown from None
 
     def traced_shape(self, number: int = 0) -> Shape:
         """Return TensorFlow's static shape of an output, without its extents where it took a wrong one of an input.

@@ -27,7 +27,7 @@ from ..labels import (
 from ..sizes.bounds import Interval
 from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
-from ..sizes.size_arrays import Unknown
+from ..sizes.size_arrays import Unknown, as_sizes
 from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows, is_any, row_of
@@ -103,12 +103,6 @@ def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
     return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
 
 
-def _gather_numbers(call: Call, data: np.ndarray, indices: np.ndarray, axis: np.ndarray) -> np.ndarray:
-    if call.attr("batch_dims") or np.any(indices < 0):
-        raise Unknown
-    return np.take(data, indices.astype(np.int64), int(axis))
-
-
 def _bound_positions(call: Call) -> dict[int, Interval]:
     """Return the bounds of the positions of a lookup: others are an error."""
     extent = call.shape()[call.axes(2)[0]]
@@ -117,7 +111,7 @@ def _bound_positions(call: Call) -> dict[int, Interval]:
 
 _LOOKUP: Any = {"terms": _find_gathered, "label": _label_gather, "linear": FIRST, "scales": is_any}
 _LOOKUP |= {"asserts": _bound_positions, "copy": _count_in_parts(1, lambda call: call.axes(2)[0], data=0)}
-add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
+add_rows("GatherV2", **_LOOKUP, numbers=move_elements())
 
 
 def _find_rows(call: Call) -> Terms:
@@ -181,7 +175,9 @@ def _label_scatter_into(view: View) -> Ruling:
 
 add_rows("TensorScatterAdd TensorScatterSub", label=_label_scatter_into, shape=keep_shape())
 add_rows("TensorScatterUpdate TensorScatterMax TensorScatterMin MatrixSetDiagV3", shape=keep_shape())
-add_rows("InvertPermutation", shape=keep_shape(), numbers=move_elements(lambda call, x: np.argsort(x), 0))
+add_rows(
+    "InvertPermutation", shape=keep_shape(), numbers=lambda call, number: as_sizes(np.argsort(call.fixed(0)))
+)
 
 
 def _find_codes(call: Call) -> Terms:

@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
 from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
@@ -95,8 +93,7 @@ def _mix_axes(number: int) -> Callable[[Call], Terms]:
 _SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape(), "reason": ORDERS}
 add_rows("Cumsum", **_SCAN, passes=[PARTIAL_SUM])
 add_rows("Cumprod CumulativeLogsumexp", **_SCAN)
-_flip = move_elements(lambda call, x, axes: np.flip(x, tuple(axes.tolist())))
-add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=_flip, bounds=keep_bounds())
+add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=move_elements(), bounds=keep_bounds())
 add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM], reason=ORDERS)
 add_rows("Softmax", terms=of_each_sample(0, last=1, same=True), bounds=bound_by(0, 1), rewrite=divide_softmax)
 add_rows("LogSoftmax", terms=of_each_sample(0, last=1, same=True), rewrite=divide_softmax)

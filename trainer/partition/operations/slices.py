@@ -157,22 +157,6 @@ def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     return take
 
 
-def _slice_numbers_strided(call: Call, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
-    begin, end, step = ends
-    masks = [call.attr(f"{name}_mask") for name in _MASKS]
-    entries: list[Any] = []
-    for n in range(len(begin)):
-        ellipsis, new, shrink, from_begin, to_end = (mask >> n & 1 for mask in masks)
-        first, last = None if from_begin else int(begin[n]), None if to_end else int(end[n])
-        plain_slice = int(begin[n]) if shrink else slice(first, last, int(step[n]))
-        entries.append(Ellipsis if ellipsis else np.newaxis if new else plain_slice)
-    return as_sizes(data[tuple(entries)])
-
-
-def _slice_numbers(call: Call, data: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    return data[tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin.tolist(), size.tolist()))]
-
-
 def _find_range(call: Call) -> Shapes:
     first, limit, step = (call.item(number) for number in range(3))
     if None in (first, limit) or not isinstance(step, int) or step == 0:
@@ -195,7 +179,7 @@ def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
 
 _STRIDED: Any = {
     "label": _label_strided,
-    "numbers": move_elements(_slice_numbers_strided),
+    "numbers": move_elements(),
     "rewrite": _take_entry,
 }
 add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
@@ -203,5 +187,5 @@ _zeros: Any = {
     "bounds": lambda call: (min(call.values[4].interval[0], 0), max(call.values[4].interval[1], 0))
 }
 add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0), **_zeros)
-add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements(_slice_numbers))
+add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements())
 add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)
