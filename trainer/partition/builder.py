@@ -56,15 +56,12 @@ class Builder(Values):
         kind = kind_of(op)
         if call is None and kind not in CALLS:
             inputs = [self.gather(number, op) for number in inputs]
+        inlined = kind in CALLS and "_XlaMustCompile" not in op.node_def.attr
+        graph = inner_graph(op, "f") if inlined else find_called_graph(op)
         if call is not None:
             self._add_apply(op, inputs, call)
             outputs = inputs
-        elif kind in CALLS and "_XlaMustCompile" not in op.node_def.attr:
-            graph = inner_graph(op, "f")
-            if graph is None:
-                raise NotPartitioned(f"the function that {op.name} calls has no graph")
-            outputs = self._inline(op, graph, inputs)
-        elif (graph := find_called_graph(op)) is not None:
+        elif inlined or graph is not None:
             outputs = self._inline(op, graph, inputs)
         elif kind in (*LOOPS, *BRANCHES, *CALLS):
             outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
@@ -89,6 +86,8 @@ class Builder(Values):
 
     def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
         """Return the outputs of an operation that stands for those of a graph."""
+        if graph is None:
+            raise NotPartitioned(f"the function that {op.name} calls has no graph")
         before, self.origin = self.origin, self.origin or op
         try:
             return self.walk(graph, inputs)
@@ -124,9 +123,7 @@ class Builder(Values):
             along_others = [self.convert(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
-        elif row.keeps_stored and of_batch == [
-            PARTIAL_SUM
-        ]:  # several reads of a variable are summed together
+        elif row.keeps_stored and of_batch == [PARTIAL_SUM]:  # reads of a variable are summed together
             self.again[outputs[0]] = copy
         return outputs
 
@@ -164,9 +161,8 @@ class Builder(Values):
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
-        wants, made = find_labels(
-            op, view, replicated, not axis and self.is_local(op), self.inside, self.in_order
-        )
+        is_local = not axis and self.is_local(op)
+        wants, made = find_labels(view, replicated, is_local, self.inside, self.in_order)
         values = (self.program.values[number] for number in outputs)
         fits = all(map(has_parts, made, values, [view.mesh] * len(made)))
         return (wants, made) if fits else view.gather()

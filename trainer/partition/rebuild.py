@@ -14,7 +14,7 @@ from .conversions import Replica, convert_locally, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
-from .operations import Call, row_of
+from .operations import ReplicaCall, row_of
 from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
 from .sizes.size import Size
 from .sizes.size_arrays import at
@@ -217,8 +217,9 @@ class _Copier:
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
-        special, call = row_of(node.op).copy, Call(node.op, [values[number] for number in node.inputs])
-        copies = make(given) if special is None else special(call, node.made[0], given, self._places, make)
+        special, inputs = row_of(node.op).copy, [values[number] for number in node.inputs]
+        call = special and ReplicaCall(node.op, inputs, node.made[0], self._places, make)
+        copies = make(given) if special is None else special(call, given)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):

@@ -13,17 +13,7 @@ from . import (  # noqa: F401
     slices,
     state,
 )
-from .call import Call, Ruling, View
+from .call import Call, ReplicaCall, Ruling, View
 from .row import NO_ROW, ROWS, Row, ask, find_values, row_of
 
-__all__ = [
-    "NO_ROW",
-    "ROWS",
-    "Call",
-    "Row",
-    "Ruling",
-    "View",
-    "ask",
-    "find_values",
-    "row_of",
-]
+__all__ = ["NO_ROW", "ROWS", "Call", "ReplicaCall", "Row", "Ruling", "View", "ask", "find_values", "row_of"]

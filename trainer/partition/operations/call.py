@@ -12,7 +12,8 @@ import tensorflow as tf
 from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ....compat.tensorflow_graphs.named_calls import kind_of
 from ....compat.tensorflow_graphs.one_device import copy_into_graph
-from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
+from ..conversions import Replica
+from ..labels import REPLICATED, Label, Labels, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
 from ..sizes.size import Extent, Shape, is_open
 from ..sizes.size_arrays import Unknown, extents_of, plain, shape_of
@@ -125,6 +126,21 @@ class Call:
                 for value in self.values
             ]
             return require(shape_of(copy_into_graph(self.op, given, {}).outputs[number].shape))
+
+
+@dataclasses.dataclass
+class ReplicaCall(Call):
+    """A call that is copied for a replica.
+
+    Attributes:
+        made: the labels of its first output.
+        places: those of the replica along the axes of the mesh.
+        make: `make(given)`, its outputs; it can change attributes.
+    """
+
+    made: Labels
+    places: Sequence[Replica]
+    make: Callable[..., list[Any]]
 
 
 @dataclasses.dataclass

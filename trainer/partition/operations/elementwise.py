@@ -8,15 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import EMPTY, PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
-from ..sizes.bounds import (
-    ANY,
-    Interval,
-    bound_by,
-    combine_bounds,
-    is_finite,
-    is_not_zero,
-    map_bounds,
-)
+from ..sizes.bounds import ANY, Interval, bound_by, combine_bounds, is_finite, is_not_zero, map_bounds
 from ..sizes.positions import add_progressions, keep_progression, multiply_progression
 from ..sizes.size import at_most, divide, equal, if_known, largest, never_negative, smallest
 from ..sizes.size_arrays import Unknown, as_sizes
@@ -33,8 +25,8 @@ from .number_rules import (
     numbers_of,
     subtract,
 )
-from .row import COMPARES, add_rows, is_any, is_factor
-from .terms import FIRST, PRODUCT, SUM, Terms, make_part, terms_of_broadcast
+from .row import COMPARES, add_rows, is_any, is_factor, part_by_terms
+from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
 
 
 def _add(types: str, **fields: Any) -> None:
@@ -49,7 +41,7 @@ def _label_copy(view: View) -> Ruling | None:
 
 _SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
 _SAME |= {"label": _label_copy, "moves": 0, "copies": True, "elements": keep_list_elements}
-_PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
+_PASSED: Any = {**_SAME, "keeps_stored": True, "part": part_by_terms}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
@@ -99,7 +91,7 @@ _CAST: Any = {
     "bounds": _bound_cast,
     "progression": keep_progression,
 }
-_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=make_part(terms_of_broadcast))
+_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=part_by_terms)
 
 
 def _label_ensure_shape(view: View) -> Ruling:
@@ -144,16 +136,9 @@ def _find_common_shape(call: Call) -> Shapes:
 
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
 _SUM |= {"progression": add_progressions}
-_add("AddV2", **_SUM, adds=True, part=make_part(terms_of_broadcast))
+_add("AddV2", **_SUM, adds=True, part=part_by_terms)
 _add("Add", **_SUM)
-_add(
-    "AddN",
-    label=_label_copy,
-    shape=_find_common_shape,
-    linear=SUM,
-    adds=True,
-    part=make_part(terms_of_broadcast),
-)
+_add("AddN", label=_label_copy, shape=_find_common_shape, linear=SUM, adds=True, part=part_by_terms)
 _add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
 _add(
     "Neg",
@@ -178,7 +163,7 @@ def _bound_quotient(call: Call) -> Interval:
 
 
 _PRODUCT: Any = {"linear": PRODUCT, "bounds": combine_bounds(_bound_product)}
-_SCALED: Any = {"part": make_part(terms_of_broadcast), "scalar_scales": True}
+_SCALED: Any = {"part": part_by_terms, "scalar_scales": True}
 _add("Mul", **_PRODUCT, **_SCALED, numbers=compute_each(_multiply), progression=multiply_progression)
 _add("MulNoNan", **_PRODUCT)
 _add("RealDiv", linear=FIRST, bounds=_bound_quotient, **_SCALED)

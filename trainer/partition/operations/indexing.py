@@ -4,20 +4,20 @@ Positions count from the first sample of the batch. Where a replica has a part o
 own first sample.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..conversions import Replica, extent_of, find_in_part, find_start, where
+from ..conversions import extent_of, find_in_part, find_start, where
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
     Label,
-    Labels,
     are_together,
     is_partial,
     is_sharded,
@@ -28,10 +28,10 @@ from ..sizes.bounds import Interval
 from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
 from ..sizes.size_arrays import Unknown, as_sizes
-from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
+from .call import Call, ReplicaCall, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
-from .row import add_rows, is_any, row_of
-from .terms import FIRST, Terms, make_part
+from .row import add_rows, is_any, part_by_terms, row_of
+from .terms import FIRST, Terms
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
@@ -50,22 +50,20 @@ def _count_in_parts(
     are 0. There are none of these where the positions are in parts, too. The input `count` begins with the output's extent.
     """
 
-    def copy(
-        call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-    ) -> Any:
-        divided = made if data is None else call.values[data].labels
+    def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
+        divided = call.made if data is None else call.values[data].labels
         axis = find_axis(call) if any(map(is_sharded, divided)) else None
-        around = zip(divided, call.values[number].labels, places)
+        around = zip(divided, call.values[number].labels, call.places)
         part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
         if part is None or axis is None:
-            return make(given)
+            return call.make(given)
         extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis)
         inside = is_sharded(part[1])
         own = find_in_part(given[number], extent, part[2], inside)
         if inside or data is None:
-            return make([*given[:number], own, *given[number + 1 :]])
+            return call.make([*given[:number], own, *given[number + 1 :]])
         behind = [tf.newaxis] * (call.rank(data) - 1 - axis)
-        found = make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
+        found = call.make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
         return [where((own != -1)[(..., *behind)], each) for each in found]
 
     return copy
@@ -187,7 +185,7 @@ def _find_codes(call: Call) -> Terms:
 
 
 _codes = _count_in_parts(0, lambda call: call.attr("axis") % (call.rank() + 1), count=1)
-add_rows("OneHot", terms=_find_codes, part=make_part(_find_codes), copy=_codes)
+add_rows("OneHot", terms=_find_codes, part=part_by_terms, copy=_codes)
 
 _SEGMENTS = {
     "UnsortedSegmentSum": PARTIAL_SUM, "UnsortedSegmentMax": PARTIAL_MAX, "UnsortedSegmentMin": PARTIAL_MIN,
@@ -220,20 +218,20 @@ def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
 _count_segments = _count_in_parts(1, lambda call: 0, count=2)
 
 
-def _copy_segments(call: Call, made: Labels, given: list[Any], places: Any, make: Callable[..., Any]) -> Any:
+def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the sums, or NaN where a sample's entries are outside of this replica's part.
 
     A lookup has proved that none are, but on a GPU a lookup out of bounds is no error.
     """
 
     def make_checked(given: list[Any]) -> list[Any]:
-        (found,) = make(given)
+        (found,) = call.make(given)
         outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
         return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
 
     ids = call.values[1].label
-    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(made[0])
-    return _count_segments(call, made, given, places, make_checked if looked_up else make)
+    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(call.made[0])
+    return _count_segments(dataclasses.replace(call, make=make_checked) if looked_up else call, given)
 
 
 _ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
@@ -276,13 +274,11 @@ def _label_where(view: View) -> Ruling:
     return [None], [label_sharded(0, chosen=chosen)]
 
 
-def _copy_where(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> Any:
+def _copy_where(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the positions in the batch."""
-    (found,) = make(given)
-    divided = is_sharded(made[0])
-    return [found + find_start(extent_of(given[0], 0), found.dtype, places[0]) if divided else found]
+    (found,) = call.make(given)
+    divided = is_sharded(call.made[0])
+    return [found + find_start(extent_of(given[0], 0), found.dtype, call.places[0]) if divided else found]
 
 
 _WHERE: Any = {"label": _label_where, "progression": lambda call, shape: CHOSEN if call.rank() == 1 else None}

@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from ....compat.tensorflow_graphs.named_calls import kind_of
-from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label, Labels
-from ..program import Value
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label, Labels, sizes
+from ..program import MeshAxis, Value
 from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, limits_of, round_outwards
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
-from .call import Call, Ruling, Shapes, View
+from .call import Call, ReplicaCall, Ruling, Shapes, View, Wants, require
 from .terms import SUM, Terms, find_shapes_of_terms, label_terms
 
 COMPARES, ORDERS = "samples are compared with each other", "samples are put in order"
@@ -67,8 +67,7 @@ class Row:
         asserts: the bounds of inputs, by their numbers, that are an error outside of them.
         rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
         unchanged: whether the output is the first input.
-        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`, which can change
-            attributes; with the labels of the first output, and the replica's places along the axes of the mesh.
+        copy: `fn(call, given)`, the outputs on one replica, instead of `call.make(given)`.
         elements: the constant of all elements of a list that it makes.
         part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone, or None.
         draws: whether it draws random numbers, with a state of its kernel.
@@ -101,7 +100,7 @@ class Row:
     asserts: Callable[[Call], dict[int, Interval]] | None = None
     rewrite: Callable[[Call], Callable[..., Any] | None] | None = None
     unchanged: Callable[[Call], bool] | None = None
-    copy: Callable[..., list[Any]] | None = None
+    copy: Callable[[ReplicaCall, list[Any]], list[Any]] | None = None
     elements: Callable[[Call], Any] | None = None
     part: Callable[..., Any] | None = None
     draws: bool = False
@@ -178,6 +177,21 @@ def ask(rule: Callable[..., Found] | None, *given: Any) -> Found | None:
         return None if rule is None else rule(*given)
     except (Unknown, IndexError, ValueError):
         return None
+
+
+def part_by_terms(call: Call, output: Value, want: Label, mesh: MeshAxis) -> Wants | None:
+    """Return the labels with which an operation makes a part of its output, from the parts of inputs with that axis."""
+    terms = require(row_of(call.op).terms)(call)
+    letter, wants = (terms.outputs[0] or "")[want.axis], Wants([None] * len(call.values))
+    for number, term in enumerate(terms.inputs):
+        axis = (term or "").find(letter)
+        if axis >= 0:
+            alike = call.shape(number)[axis] == require(output.shape)[want.axis]
+            wants[number] = require(want._replace(axis=axis) if alike else None)
+    for number, term in terms.sizes.items():
+        if letter in term:
+            wants[number] = sizes(term.index(letter))
+    return None if letter in (*terms.mixed, *terms.cuts, "1") or not any(wants) else wants
 
 
 def find_values(call: Call, labels: Labels) -> list[Value]:

@@ -1,14 +1,13 @@
 """Operations on each sample alone: pictures, matrices, Fourier transforms, losses of classes."""
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
-from .call import Call, name_axes, require, shape_in
+from .call import Call, ReplicaCall, name_axes, require, shape_in
 from .row import add_rows
 from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
 from .terms import Terms
@@ -98,14 +97,12 @@ def _find_normalized(call: Call) -> Terms:
 add_rows("FusedBatchNormV3", terms=_find_normalized)
 
 
-def _copy_entropy(
-    call: Call, made: Any, given: list[Any], places: Sequence[Any], make: Callable[..., Any]
-) -> list[Any]:
+def _copy_entropy(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the outputs for labels that are broadcast; TensorFlow expects outputs of one sample otherwise."""
     if call.shape(0) != call.shape(1):
         size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
         given = [tf.broadcast_to(each, size) for each in given]
-    return make(given)
+    return call.make(given)
 
 
 def _find_dense_losses(call: Call) -> Terms:

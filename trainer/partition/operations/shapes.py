@@ -11,11 +11,11 @@ from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
-from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
+from .call import Call, ReplicaCall, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import add, keep_elements, move_elements, numbers_of
-from .row import MOST_ELEMENTS, add_rows, ask
+from .row import MOST_ELEMENTS, add_rows, ask, part_by_terms
 from .shares import decide_gradient_axes
-from .terms import PRODUCT, SUM, Terms, make_part
+from .terms import PRODUCT, SUM, Terms
 
 
 def _label_sizes(view: View) -> Ruling:
@@ -129,9 +129,9 @@ def _find_squeezed(call: Call) -> Terms:
     return Terms([term], [term.replace("1", "")])
 
 
-def _copy_squeezed(call: Call, made: Any, given: Any, places: Any, make: Callable[..., Any]) -> list[Any]:
+def _copy_squeezed(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the output with the same axes dropped: an axis of one sample on this replica stays."""
-    return make(given, squeeze_dims=ask(_find_dropped, call) or [])
+    return call.make(given, squeeze_dims=ask(_find_dropped, call) or [])
 
 
 add_rows("Squeeze", terms=_find_squeezed, copy=_copy_squeezed, **_KEEPS)
@@ -186,8 +186,8 @@ def _fill_numbers(call: Call, number: int) -> np.ndarray:
 
 _FILLS: Any = {"fills": True, "bounds": keep_bounds(), "linear": SUM}
 _broadcast, _filled = find_filled(1, 0), find_filled(0, 1)
-add_rows("Tile", terms=_find_tiled, part=make_part(_find_tiled), passes=[PARTIAL_SUM], **_FILLS)
-add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=make_part(_broadcast), **_FILLS)
+add_rows("Tile", terms=_find_tiled, part=part_by_terms, passes=[PARTIAL_SUM], **_FILLS)
+add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=part_by_terms, **_FILLS)
 _FILL: Any = {
     "numbers": _fill_numbers,
     "bounds": keep_bounds(1),

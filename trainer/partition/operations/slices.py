@@ -177,11 +177,7 @@ def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
 
 
-_STRIDED: Any = {
-    "label": _label_strided,
-    "numbers": move_elements(),
-    "rewrite": _take_entry,
-}
+_STRIDED: Any = {"label": _label_strided, "numbers": move_elements(), "rewrite": _take_entry}
 add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
 _zeros: Any = {
     "bounds": lambda call: (min(call.values[4].interval[0], 0), max(call.values[4].interval[1], 0))
