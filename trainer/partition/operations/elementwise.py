@@ -120,11 +120,6 @@ def _label_negative(view: View) -> Ruling | None:
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])
 
 
-def _bound_negative(call: Call) -> Interval:
-    low, high = call.values[0].interval
-    return -high, -low
-
-
 def _find_common_shape(call: Call) -> Shapes:
     """Return the shape that all inputs have, with each extent that is known of one; an empty list has no elements yet."""
     filled = [value.shape for value in call.values if value.shape is not None and value.label != EMPTY]
@@ -145,7 +140,7 @@ _add(
     label=_label_negative,
     linear=SUM,
     numbers=compute_each(lambda x: subtract(0, x), 1),
-    bounds=_bound_negative,
+    bounds=lambda call: (-call.values[0].interval[1], -call.values[0].interval[0]),
 )
 _add("Real", linear=SUM)
 

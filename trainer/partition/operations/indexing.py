@@ -17,7 +17,6 @@ from ..labels import (
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
     are_together,
     is_partial,
     is_sharded,
@@ -112,19 +111,11 @@ _LOOKUP |= {"asserts": _bound_positions, "copy": _count_in_parts(1, lambda call:
 add_rows("GatherV2", **_LOOKUP, numbers=move_elements())
 
 
-def _find_rows(call: Call) -> Terms:
-    """Return the terms of a lookup in a variable."""
-    return Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))])
-
-
-add_rows("ResourceGather", terms=_find_rows)
-
-
-def _find_looked_up(call: Call) -> Terms:
-    return Terms([None, call.names(1)], [call.names(1)])
-
-
-add_rows("LookupTableFindV2", terms=_find_looked_up, harmless=True)
+add_rows(
+    "ResourceGather",
+    terms=lambda call: Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))]),
+)
+add_rows("LookupTableFindV2", terms=lambda call: Terms([None, call.names(1)], [call.names(1)]), harmless=True)
 
 
 def _label_gather_nd(view: View) -> Ruling:
@@ -207,14 +198,6 @@ def _label_segments(view: View) -> Ruling:
     return [None, label_sharded(0, chosen=data.chosen), sizes(0)], [label_sharded(0)]
 
 
-def _find_segments(call: Call) -> Shapes:
-    return [[call.item(2), *call.shape()[call.rank(1) :]]]
-
-
-def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
-
-
 _count_segments = _count_in_parts(1, lambda call: 0, count=2)
 
 
@@ -234,8 +217,13 @@ def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
     return _count_segments(dataclasses.replace(call, make=make_checked) if looked_up else call, given)
 
 
-_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
-add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
+_ROW: Any = {"label": _label_segments, "copy": _copy_segments}
+_ROW |= {"shape": lambda call: [[call.item(2), *call.shape()[call.rank(1) :]]]}
+add_rows(
+    "UnsortedSegmentSum",
+    part=lambda call, output, want, mesh: None if want.axis else [None, REPLICATED, sizes(0)],
+    **_ROW,
+)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
 
@@ -249,11 +237,7 @@ def _label_bins(view: View) -> Ruling:
     raise Unknown
 
 
-def _find_bins(call: Call) -> Shapes:
-    return [[*call.shape()[:-1], call.item(1)]]
-
-
-add_rows("DenseBincount", label=_label_bins, shape=_find_bins)
+add_rows("DenseBincount", label=_label_bins, shape=lambda call: [[*call.shape()[:-1], call.item(1)]])
 
 
 def _find_origin(tensor: Any) -> Any:

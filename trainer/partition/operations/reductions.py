@@ -49,12 +49,6 @@ def _bound_sum(call: Call) -> Interval:
     return (low * most if low < 0 else 0), (high * most if high > 0 else 0)
 
 
-def _is_over_nothing(call: Call) -> bool:
-    """Return whether a sum is over no axes; backward passes have many."""
-    axes = call.values[1].constant
-    return axes is not None and not axes.size
-
-
 def _label_mean(view: View) -> Ruling | None:
     sums = view.labels[0] == PARTIAL_SUM and not view.values[0].dtype.is_integer
     return view.keep(PARTIAL_SUM) if sums else None
@@ -66,7 +60,8 @@ def _label_product(view: View) -> Ruling | None:
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 
-_SUM: Any = {"bounds": _bound_sum, "unchanged": _is_over_nothing, "passes": [PARTIAL_SUM]}
+_SUM: Any = {"bounds": _bound_sum, "passes": [PARTIAL_SUM]}
+_SUM |= {"unchanged": lambda call: not call.constant(1).size}  # backward passes have many sums over no axes
 _add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), **_SUM)
 _add_reduction("Mean", PARTIAL_MEAN, label=_label_mean, bounds=keep_bounds(), rewrite=divide_mean)
 _add_reduction("Max", PARTIAL_MAX, passes=[PARTIAL_MAX], numbers=reduce_elements(largest, None))

@@ -59,12 +59,10 @@ add_rows("MatrixDeterminant Qr Svd SelfAdjointEigV2 Lu", terms=of_each_sample(0,
 add_rows("MatrixDiagPartV3", terms=of_each_sample(0, last=2), rewrite=look_up_diagonal)
 
 
-def _find_projected(call: Call) -> Terms:
-    of_each = is_open(call.shape(1)[0])  # a transform for each sample, or one for all
-    return of_each_sample(*((0, 1) if of_each else (0,)), infers=True)(call)
-
-
-add_rows("ImageProjectiveTransformV3", terms=_find_projected)
+add_rows(
+    "ImageProjectiveTransformV3",  # with a transform for each sample, or one for all
+    terms=lambda call: of_each_sample(*((0, 1) if is_open(call.shape(1)[0]) else (0,)), infers=True)(call),
+)
 
 
 def _find_solved(call: Call) -> Terms:
@@ -105,17 +103,17 @@ def _copy_entropy(call: ReplicaCall, given: list[Any]) -> list[Any]:
     return call.make(given)
 
 
-def _find_dense_losses(call: Call) -> Terms:
-    return Terms(["ab", "ab"], ["a", "ab"], "b", join=broadcast_extent)
-
-
-def _find_sparse_losses(call: Call) -> Terms:
-    return Terms(["ab", "a"], ["a", "ab"], "b")
-
-
-_DENSE: Any = {"terms": _find_dense_losses, "rewrite": divide_dense_entropy, "copy": _copy_entropy}
-add_rows("SoftmaxCrossEntropyWithLogits", **_DENSE)
-add_rows("SparseSoftmaxCrossEntropyWithLogits", terms=_find_sparse_losses, rewrite=divide_sparse_entropy)
+add_rows(
+    "SoftmaxCrossEntropyWithLogits",
+    terms=lambda call: Terms(["ab", "ab"], ["a", "ab"], "b", join=broadcast_extent),
+    rewrite=divide_dense_entropy,
+    copy=_copy_entropy,
+)
+add_rows(
+    "SparseSoftmaxCrossEntropyWithLogits",
+    terms=lambda call: Terms(["ab", "a"], ["a", "ab"], "b"),
+    rewrite=divide_sparse_entropy,
+)
 add_rows("InTopKV2", terms=lambda call: Terms(["ab", "a"], ["a"], "b"), rewrite=divide_ranks)
 
 

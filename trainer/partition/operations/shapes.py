@@ -36,12 +36,12 @@ def _shape_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(found)
 
 
-def _find_rank(call: Call) -> Shapes:
-    return [[None if value.shape is None else len(value.shape)] for value in call.values]
-
-
 _SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True}
-add_rows("Shape ShapeN", shape=_find_rank, **_SIZES)
+add_rows(
+    "Shape ShapeN",
+    shape=lambda call: [[None if value.shape is None else len(value.shape)] for value in call.values],
+    **_SIZES,
+)
 add_rows("Size Rank", **_SIZES)
 
 
@@ -90,17 +90,16 @@ def _has_shape(call: Call) -> bool:
     return same
 
 
-def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
-    return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
-
-
 _KEEPS: Any = {"moves": 0, "numbers": keep_elements, "progression": keep_progression}
 add_rows(
     "Reshape",
     label=_label_reshape,
     shape=_find_reshaped,
     unchanged=_has_shape,
-    part=_part_of_reshape,
+    part=lambda call, output, want, mesh: [
+        _reshape_label(want, output.shape, call.shape(), mesh),
+        sizes(want.axis),
+    ],
     **_KEEPS,
 )
 

@@ -166,10 +166,6 @@ def _find_range(call: Call) -> Shapes:
     return [[None if whole is None else whole + (rest != 0)]]  # type: ignore[operator]
 
 
-def _range_numbers(call: Call, number: int) -> np.ndarray:
-    return as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist())
-
-
 def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     """Return the progression along the first axis, if the slice takes all of it."""
     found, masks = call.values[0].progression, [call.attr(f"{name}_mask") & 1 for name in _MASKS]
@@ -184,4 +180,9 @@ _zeros: Any = {
 }
 add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0), **_zeros)
 add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements())
-add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)
+add_rows(
+    "Range",
+    shape=_find_range,
+    numbers=lambda call, number: as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist()),
+    progression=is_range,
+)
