@@ -36,11 +36,13 @@ def exchange(
 
     `places` are those of this replica along each axis.
     """
-    planned = [_plan(tensor, *labels, places[axis], shape) for tensor, *labels, axis, shape in wanted]
+    planned = [_plan(tensor, have, want, places[axis], shape) for tensor, have, want, axis, shape in wanted]
     asked = [
-        [each._replace(mesh=axis) for each in found] for (found, _), (*_, axis, _) in zip(planned, wanted)
+        request._replace(mesh=axis)
+        for (requests, _), (*_, axis, _) in zip(planned, wanted)
+        for request in requests
     ]
-    answers = iter((yield [request for each in asked for request in each]))
+    answers = iter((yield asked))
     return [finish(*(next(answers) for _ in requests)) for requests, finish in planned]
 
 

@@ -217,15 +217,15 @@ class _Copier:
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
-        special, inputs = row_of(node.op).copy, [values[number] for number in node.inputs]
-        call = special and ReplicaCall(node.op, inputs, node.made[0], self._places, make)
-        copies = make(given) if special is None else special(call, given)
+        rule = row_of(node.op).copy or (lambda call, given: call.make(given))
+        known = [values[number] for number in node.inputs]
+        copies = rule(ReplicaCall(node.op, known, node.made, self._places, make), given)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
-            for *around, place in zip(made, values[number].labels, self._places):
-                tensor = convert_locally(tensor, *around, place)
+            for have, want, place in zip(made, values[number].labels, self._places):
+                tensor = convert_locally(tensor, have, want, place)
             if of_samples and label == PARTIAL_SUM:
                 tensor = where(self._replica.alive, tensor)  # without a borrowed sample
             self.values[number] = tensor

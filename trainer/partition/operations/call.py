@@ -133,12 +133,12 @@ class ReplicaCall(Call):
     """A call that is copied for a replica.
 
     Attributes:
-        made: the labels of its first output.
+        made: the labels of its outputs, before the local factor that makes them values of the global batch.
         places: those of the replica along the axes of the mesh.
         make: `make(given)`, its outputs; it can change attributes.
     """
 
-    made: Labels
+    made: Sequence[Labels]
     places: Sequence[Replica]
     make: Callable[..., list[Any]]
 

@@ -100,13 +100,9 @@ def _label_ensure_shape(view: View) -> Ruling:
     return view.gather() if fixes else ([None], [label])
 
 
-def _label_like(view: View) -> Ruling:
-    label = view.labels[0]
-    return [None], [label if is_sharded(label) else REPLICATED]
-
-
 add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), moves=0)
-_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "of_sizes": True}
+_LIKE: Any = {"shape": keep_shape(), "of_sizes": True}
+_LIKE |= {"label": lambda view: ([None], [each if is_sharded(each) else REPLICATED for each in view.labels])}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 
@@ -153,15 +149,17 @@ def _bound_product(one: float, other: float) -> float:
     return 0.0 if 0 in (one, other) and math.inf not in (abs(one), abs(other)) else one * other
 
 
-def _bound_quotient(call: Call) -> Interval:
-    return combine_bounds(lambda a, b: a / b)(call) if is_not_zero(call.values[1]) else ANY
-
-
+_quotient = combine_bounds(lambda a, b: a / b)
 _PRODUCT: Any = {"linear": PRODUCT, "bounds": combine_bounds(_bound_product)}
 _SCALED: Any = {"part": part_by_terms, "scalar_scales": True}
 _add("Mul", **_PRODUCT, **_SCALED, numbers=compute_each(_multiply), progression=multiply_progression)
 _add("MulNoNan", **_PRODUCT)
-_add("RealDiv", linear=FIRST, bounds=_bound_quotient, **_SCALED)
+_add(
+    "RealDiv",
+    linear=FIRST,
+    bounds=lambda call: _quotient(call) if is_not_zero(call.values[1]) else ANY,
+    **_SCALED,
+)
 _add("DivNoNan", linear=FIRST, scales=is_any)
 
 

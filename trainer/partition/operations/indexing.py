@@ -35,9 +35,8 @@ from .terms import FIRST, Terms
 
 def _chooses_samples(view: View, axis: int) -> bool:
     """Return whether the second input has positions of samples along the sharded axis of the first one."""
-    params = view.labels[0]
-    plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
-    return plain and view.mesh.of_batch and are_chosen(view.values[1], view.shape()[axis])
+    plain = view.labels[0] == label_sharded(axis) and view.mesh.of_batch
+    return plain and are_chosen(view.values[1], view.shape()[axis])
 
 
 def _count_in_parts(
@@ -50,7 +49,7 @@ def _count_in_parts(
     """
 
     def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
-        divided = call.made if data is None else call.values[data].labels
+        divided = call.made[0] if data is None else call.values[data].labels
         axis = find_axis(call) if any(map(is_sharded, divided)) else None
         around = zip(divided, call.values[number].labels, call.places)
         part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
@@ -95,7 +94,7 @@ def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
     """
     params, indices = view.labels[:2]
     of_all = not view.mesh.of_batch or (view.rank(1) == 0 and per_sample(extent) is not None)
-    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else of_all)
+    known = params == label_sharded(axis) and (batch == axis if batch else of_all)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
     return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
 
@@ -213,7 +212,7 @@ def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
         return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
 
     ids = call.values[1].label
-    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(call.made[0])
+    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(call.made[0][0])
     return _count_segments(dataclasses.replace(call, make=make_checked) if looked_up else call, given)
 
 
@@ -261,7 +260,7 @@ def _label_where(view: View) -> Ruling:
 def _copy_where(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the positions in the batch."""
     (found,) = call.make(given)
-    divided = is_sharded(call.made[0])
+    divided = is_sharded(call.made[0][0])
     return [found + find_start(extent_of(given[0], 0), found.dtype, call.places[0]) if divided else found]
 
 

@@ -136,12 +136,12 @@ def _copy_squeezed(call: ReplicaCall, given: list[Any]) -> list[Any]:
 add_rows("Squeeze", terms=_find_squeezed, copy=_copy_squeezed, **_KEEPS)
 
 
-def _find_transposed(call: Call) -> Terms:
-    names = call.names()
-    return Terms([names], ["".join(names[axis] for axis in call.axes(1))])
-
-
-add_rows("Transpose", terms=_find_transposed, numbers=move_elements(), moves=0)
+add_rows(
+    "Transpose",
+    terms=lambda call: Terms([call.names()], ["".join(call.names()[axis] for axis in call.axes(1))]),
+    numbers=move_elements(),
+    moves=0,
+)
 
 
 def _find_tiled(call: Call) -> Terms:

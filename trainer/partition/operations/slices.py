@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, is_sharded
+from ..labels import PARTIAL_SUM, REPLICATED, label_sharded
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -130,10 +130,9 @@ def _label_strided(view: View) -> Ruling | None:
 
 def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     """Return a slice of one of the samples as a lookup, whose result is a part of a sum."""
-    value = call.values[0]
-    if not is_sharded(value.label) or value.label.chosen or value.label.blocks > 1:
+    value, axis = call.values[0], call.values[0].label.axis
+    if value.label != label_sharded(axis):
         return None
-    axis = value.label.axis
     entry = _place_axes(call, call.rank())[1].get(axis)
     if entry is None or not (value.dtype.is_floating or value.dtype.is_integer):
         return None
