@@ -96,11 +96,8 @@ class Values:
                 number = self._convert_along(axis, number, REPLICATED, cause)
         have = self.program.values[number].labels
         # What is cut along the model is smaller along the batch. Flat parts are those of what the others leave.
-        order = [
-            0 if want is not None and is_sharded(want) and label == REPLICATED else 1
-            for want, label in zip(wants, have)
-        ]
-        order[:1] = [2 if want is not None and is_stored(want) else 1 for want in wants[:1]]
+        cuts = [bool(want and is_sharded(want)) and label == REPLICATED for want, label in zip(wants, have)]
+        order = [2 if want and is_stored(want) else 1 for want in wants[:1]] + [not cut for cut in cuts[1:]]
         for axis in sorted(range(len(wants)), key=order.__getitem__):
             number = self._convert_along(axis, number, wants[axis], cause)
         return number
@@ -194,9 +191,7 @@ class Values:
             return None
         call = Call(copy.op, [values[each] for each in copy.inputs])
         wants = ask(row_of(copy.op).part, call, value, want, self.program.mesh[axis])
-        parts = [
-            (each, own) for each, own in zip(copy.inputs, wants or ()) if own is not None and is_sharded(own)
-        ]
+        parts = [(each, own) for each, own in zip(copy.inputs, wants or ()) if own and is_sharded(own)]
         can = all(self._find_wants_of_part(self.makers.get(each), each, axis, own) for each, own in parts)
         return wants if can else None
 
@@ -210,12 +205,8 @@ class Values:
 def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | None:
     """Return the label along an axis of the mesh that a request stands for; None: the value stays as it is."""
     have = value.labels[axis]
-    if axis and want in (
-        SAMPLES,
-        SHARES,
-        LOGS,
-        MEAN_OF_STATISTICS,
-    ):  # as the parts of the batch were requested
+    # Along the others as the parts of the batch were requested.
+    if axis and want in (SAMPLES, SHARES, LOGS, MEAN_OF_STATISTICS):
         return PARTIAL_SUM if value.label == PARTIAL_SUM else REPLICATED
     if want == MEAN_OF_STATISTICS and have != STATISTIC:
         return REPLICATED

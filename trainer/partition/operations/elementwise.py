@@ -18,8 +18,8 @@ from .number_rules import (
     both,
     compute_each,
     either,
-    keep_elements,
     keep_list_elements,
+    move_elements,
     multiply,
     negate,
     numbers_of,
@@ -39,7 +39,7 @@ def _label_copy(view: View) -> Ruling | None:
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
-_SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
+_SAME: Any = {"numbers": move_elements(), "progression": keep_progression}
 _SAME |= {"label": _label_copy, "moves": 0, "copies": True, "elements": keep_list_elements}
 _PASSED: Any = {**_SAME, "keeps_stored": True, "part": part_by_terms}
 _add("Identity", **_PASSED, adds=True)

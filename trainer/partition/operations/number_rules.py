@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..sizes.size import if_known
-from ..sizes.size_arrays import Unknown, as_sizes, plain
-from .call import Call, require
-from .row import MOST_ELEMENTS, Numbers, row_of
+from ..sizes.size_arrays import Unknown, as_sizes
+from .call import Call
+from .row import MOST_ELEMENTS, Numbers
 
 add, subtract, multiply = (if_known(fn) for fn in (operator.add, operator.sub, operator.mul))
 
@@ -54,12 +54,6 @@ def move_elements(first: int = 0, end: int | None = 1) -> Numbers:
         return as_sizes(elements[call.compute(given)[number]])
 
     return rule
-
-
-def keep_elements(call: Call, number: int) -> np.ndarray:
-    """Return the numbers of the first input, which an operation keeps in their order."""
-    shape = row_of(call.op).find_shapes(call)[0]
-    return numbers_of(call.values[0]).reshape(require(plain(as_sizes(require(shape)))).tolist())
 
 
 def keep_list_elements(call: Call) -> Any:

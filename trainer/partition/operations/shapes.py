@@ -12,7 +12,7 @@ from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
 from .call import Call, ReplicaCall, Ruling, Shapes, View, name_axes, require, shape_in
-from .number_rules import add, keep_elements, move_elements, numbers_of
+from .number_rules import add, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows, ask, part_by_terms
 from .shares import decide_gradient_axes
 from .terms import PRODUCT, SUM, Terms
@@ -90,7 +90,7 @@ def _has_shape(call: Call) -> bool:
     return same
 
 
-_KEEPS: Any = {"moves": 0, "numbers": keep_elements, "progression": keep_progression}
+_KEEPS: Any = {"moves": 0, "numbers": move_elements(), "progression": keep_progression}
 add_rows(
     "Reshape",
     label=_label_reshape,
