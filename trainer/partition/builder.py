@@ -190,7 +190,8 @@ class Builder(Values):
                 indices = self.whole(indices, op)
                 values = self._make_summand(values, op)
             along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
-            given += [self.convert(values, along_others, op), self._make_same_along_model(indices, op)]
+            same_along_model = [None, *self.replicated_labels[1:]]
+            given += [self.convert(values, along_others, op), self.convert(indices, same_along_model, op)]
         given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
@@ -198,10 +199,6 @@ class Builder(Values):
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
             number = self.convert(number, [REPLICATED], op)
         return self.convert(number, [PARTIAL_SUM] * len(self.program.mesh), op)
-
-    def _make_same_along_model(self, number: int, op: tf.Operation) -> int:
-        """Return the number of a value that is the same on all replicas with the same samples."""
-        return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
@@ -214,11 +211,7 @@ class Builder(Values):
         builder = Builder(
             program, (), self.is_local, True, in_order and self.in_order, self.whole_ops, self.replicated
         )
-        own: list[int] = []
-        for number, given in enumerate(inputs):
-            value = values[given]
-            own.append(
-                builder.add(value.forget_numbers() if number in changed else dataclasses.replace(value))
-            )
-        builder.program.inputs = own
-        return builder, builder.walk(graph, own)
+        for number, value in enumerate([values[given] for given in inputs]):
+            known = value.forget_numbers() if number in changed else dataclasses.replace(value)
+            program.inputs.append(builder.add(known))
+        return builder, builder.walk(graph, program.inputs)

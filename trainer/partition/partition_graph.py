@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder
-from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
+from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, Labels, label_sharded, with_label
 from .needed_operations import find_needed_operations
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Length, Samples, Size
@@ -87,10 +87,8 @@ def _one_pass(
             shape[0] = None
             for axis, name in enumerate(names.get(number, ())):
                 shape[axis] = Size.of(name) if shape[axis] is None else shape[axis]
-        labels = (
-            with_label(builder.replicated_labels, 0, label_sharded(0)) if number < batch and shape else None
-        )
-        builder.add(Value(tensor.dtype, shape, labels or builder.replicated_labels))
+        lead = label_sharded(0) if number < batch and shape else REPLICATED
+        builder.add(Value(tensor.dtype, shape, with_label(builder.replicated_labels, 0, lead)))
     program = builder.program
     program.inputs = list(range(batch))
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
