@@ -1,5 +1,6 @@
 """Conversions between labels that need communication: what a replica asks the others, and makes of the answers."""
 
+import functools
 import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -36,49 +37,40 @@ def exchange(
 
     `places` are those of this replica along each axis.
     """
-    planned = [_plan(tensor, have, want, places[axis], shape) for tensor, have, want, axis, shape in wanted]
-    asked = [
-        request._replace(mesh=axis)
-        for (requests, _), (*_, axis, _) in zip(planned, wanted)
-        for request in requests
-    ]
-    answers = iter((yield asked))
+    planned = [_plan(*each, places[each[3]]) for each in wanted]
+    answers = iter((yield [request for requests, _ in planned for request in requests]))
     return [finish(*(next(answers) for _ in requests)) for requests, finish in planned]
 
 
 def _plan(
-    tensor: tf.Tensor, have: Label, want: Label, replica: Replica, shape: Any
+    tensor: tf.Tensor, have: Label, want: Label, mesh: int, shape: Any, replica: Replica
 ) -> tuple[list[Request], Callable[..., tf.Tensor]]:
     """Return the requests of a conversion, and a function that makes the converted tensor of the answers."""
+    ask = functools.partial(Request, mesh=mesh)
 
     def restore(found: tf.Tensor) -> tf.Tensor:
         return found > 0 if tensor.dtype == tf.bool else tf.cast(found, tensor.dtype)
 
     if is_stored(have):
-        request = Request(tf.reshape(tensor, [-1]), 0, parts=True)
+        request = ask(tf.reshape(tensor, [-1]), 0, parts=True)
         return [request], lambda row: from_rows(row, have.axis, replica.num_replicas, shape)
     if is_stored(want):
-        request = Request(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)
+        request = ask(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)
         return [request], lambda row: part_of(restore(row), tensor.shape, want, replica)
     if is_sharded(have):
-        requests = [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
+        requests = [ask(piece, have.axis) for piece in _pieces(tensor, have, replica)]
         return requests, lambda *pieces: join([*pieces], have.axis)
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
-        request = Request(_extreme(tensor, have, replica)[None], 0)
+        request = ask(_extreme(tensor, have, replica)[None], 0)
         return [request], lambda found: restore(tf.ensure_shape(reduce(found, 0), tensor.shape))
     summand = times_share(tensor, replica) if want == MEAN_OF_STATISTICS else tensor
     if have == STATISTIC or have.kind == "sizes":
         summand = where(replica.alive, summand)
-    in_vector = have.kind == "sizes" and tensor.shape.rank
-    return (
-        [Request(_summand(summand))],
-        lambda total: (
-            tf.where(tf.range(tf.size(tensor)) == have.axis, restore(total), tensor)
-            if in_vector
-            else restore(total)
-        ),
-    )
+    request = ask(_summand(summand))
+    if have.kind == "sizes" and tensor.shape.rank:
+        return [request], lambda size: tf.where(tf.range(tf.size(tensor)) == have.axis, restore(size), tensor)
+    return [request], restore
 
 
 def _summand(tensor: tf.Tensor) -> tf.Tensor:
