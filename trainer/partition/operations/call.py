@@ -97,7 +97,7 @@ class Call:
             except tf.errors.OpError:
                 raise Unknown from None
 
-    def traced_shape(self, number: int = 0) -> Shape:
+    def find_traced_shape(self, number: int = 0) -> Shape:
         """Return TensorFlow's static shape of an output, without its extents where it took a wrong one of an input.
 
         TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
@@ -115,7 +115,7 @@ class Call:
         That is for operations whose extents TensorFlow never takes from a number alone, as it does for `x[:9]`.
         """
         if not infers or not any(map(_knows_more, self.op.inputs, self.values)):
-            return require(self.traced_shape(number))
+            return require(self.find_traced_shape(number))
         with scratch_graph():
             given = [
                 tf.compat.v1.placeholder(

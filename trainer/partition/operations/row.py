@@ -204,7 +204,7 @@ def find_values(call: Call, labels: Labels) -> list[Value]:
             value.elements = ask(row.elements, call)
             continue
         if shape is None:
-            value.shape = call.traced_shape(number)
+            value.shape = call.find_traced_shape(number)
         value.constant = _find_numbers(call, number)
         value.interval = _find_bounds(call, number, value.constant)
         if value.constant is None:
