@@ -62,12 +62,12 @@ def _wanted(change):
 
 
 def _other_axis(view, label):
-    rank = view.out_rank()
-    return label._replace(axis=(label.axis + 1) % rank) if is_sharded(label) and rank and rank > 1 else label
+    rank = len(view.out_shape())
+    return label._replace(axis=(label.axis + 1) % rank) if is_sharded(label) and rank > 1 else label
 
 
 def _same_everywhere(view, label):
-    return REPLICATED if label.kind != "replicated" and view.out_rank() is not None else label
+    return REPLICATED if label.kind != "replicated" and view.out_shape() is not None else label
 
 
 def _a_sum(view, label):

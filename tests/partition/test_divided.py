@@ -9,7 +9,7 @@ from partition_in_parts import Parts
 
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.labels import label_sharded
-from unisono.trainer.partition.operations import ROWS, Call
+from unisono.trainer.partition.operations import ROWS, ReplicaCall
 from unisono.trainer.partition.program import Value
 
 _R = np.random.default_rng(0)
@@ -86,9 +86,9 @@ def test_sample_outside_of_the_batch_is_an_error_as_on_one_device():
 def test_entries_outside_of_a_part_are_not_lost_in_silence(places, lost):
     """On a GPU a lookup out of bounds is no error, and no proof that the entries of a sample are its own."""
     label = label_sharded(0)
-    call = Call(None, [Value(tf.float32, None), Value(tf.int32, None, (label,))])
+    values = [Value(tf.float32, None), Value(tf.int32, None, (label,))]
+    replica = Replica(0, 2, 3, 6, 0)
+    call = ReplicaCall(None, values, [(label,)], [replica], lambda given: [tf.ones([6, 2])])
     given = [tf.ones([3, 2]), tf.constant(places), tf.constant(6)]
-    (found,) = ROWS["UnsortedSegmentSum"].copy(
-        call, (label,), given, [Replica(0, 2, 3, 6, 0)], lambda given: [tf.ones([6, 2])]
-    )
+    (found,) = ROWS["UnsortedSegmentSum"].copy(call, given)
     assert np.isnan(found).all() == lost and np.isnan(found).any() == lost

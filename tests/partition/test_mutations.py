@@ -67,8 +67,8 @@ def test_every_mutation_of_labels_is_in_the_table():
     class View:
         labels = [label_sharded(0)]
 
-        def out_rank(self):
-            return 2
+        def out_shape(self):
+            return [7, 4]
 
     table = label_table({"Identity": lambda view: ([None], [label_sharded(0)])})
     assert set(table.mutations) == set(MUTATIONS)

@@ -89,7 +89,7 @@ class BreaksLibrary(unisono.Sequential):
 
     def train_step(self, data):
         if data[0].shape[0] is None:
-            conversions.convert_locally(None, labels.REPLICATED, labels.REPLICATED, None)
+            conversions.convert_locally(None, labels.REPLICATED, labels.EMPTY, None)
         return super().train_step(data)
 
 

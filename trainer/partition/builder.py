@@ -15,11 +15,8 @@ from . import control_flow
 from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
 from .needed_operations import APPLY, find_needed_operations
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
-from .operations import Call, Ruling, View, find_bounds, find_numbers, find_progression, row_of
-from .operations.shapes import find_sums
-from .program import BRANCHES, LOOPS, Apply, Copy, NotPartitioned, Program, Value, has_parts
-from .sizes.size_arrays import Unknown
-from .sizes.static_shapes import find_traced_shape
+from .operations import Call, Ruling, View, ask, find_values, row_of
+from .program import BRANCHES, LOOPS, Apply, Copy, NotPartitioned, Program, has_parts
 from .values import SLICES, WHOLE, Values
 
 IGNORED = ("NoOp", "Placeholder")
@@ -59,66 +56,38 @@ class Builder(Values):
         kind = kind_of(op)
         if call is None and kind not in CALLS:
             inputs = [self.gather(number, op) for number in inputs]
+        inlined = kind in CALLS and "_XlaMustCompile" not in op.node_def.attr
+        graph = inner_graph(op, "f") if inlined else find_called_graph(op)
         if call is not None:
             self._add_apply(op, inputs, call)
             outputs = inputs
-        elif kind in CALLS and "_XlaMustCompile" not in op.node_def.attr:
-            graph = inner_graph(op, "f")
-            if graph is None:
-                raise NotPartitioned(f"the function that {op.name} calls has no graph")
-            outputs = self._inline(op, graph, inputs)
-        elif (graph := find_called_graph(op)) is not None:
+        elif inlined or graph is not None:
             outputs = self._inline(op, graph, inputs)
         elif kind in (*LOOPS, *BRANCHES, *CALLS):
             outputs = control_flow.add_with_bodies(self, op, inputs, self.body)
         else:
-            outputs = self._find_unchanged(op, inputs) or self._rewrite(op, inputs)
-            outputs = outputs or self._apply_rules(op, inputs, known)
+            outputs = self._simplify(op, inputs) or self._apply_rules(op, inputs, known)
         for tensor, number in zip(op.outputs, outputs):
             known[tensor.name] = number
             if tensor.dtype == tf.variant:
                 self.producers.setdefault(number, op.name)
 
-    def _add_outputs(self, op: tf.Operation, inputs: Sequence[int]) -> list[int]:
-        call = self._call(op, inputs)
-        outputs = []
-        for number, (tensor, shape) in enumerate(zip(op.outputs, row_of(op).find_shapes(call))):
-            if tensor.dtype == tf.variant:
-                elements = row_of(op).find_elements(call)
-                outputs.append(
-                    self.add(Value(tensor.dtype, shape, self.replicated_labels, elements=elements))
-                )
-                continue
-            shape = find_traced_shape(op, call.values, number) if shape is None else shape
-            numbers = find_numbers(call, number)
-            value = Value(tensor.dtype, shape, self.replicated_labels, numbers)
-            value.interval = find_bounds(call, number, numbers)
-            value.sums = find_sums(call, number) if numbers is None else ()
-            value.progression = find_progression(call, number, shape)
-            outputs.append(self.add(value))
-        return outputs
-
     def _call(self, op: tf.Operation, inputs: Sequence[int]) -> Call:
         return Call(op, [self.program.values[number] for number in inputs])
 
-    def _find_unchanged(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        """Return the first input of an operation if it is the output, too."""
-        unchanged = row_of(op).unchanged
-        same = unchanged is not None and unchanged(self._call(op, inputs))
-        return inputs[:1] if same and id(op.inputs[0]) not in self.states else []
-
-    def _rewrite(self, op: tf.Operation, inputs: list[int]) -> list[int]:
-        rewrite = row_of(op).rewrite
-        if rewrite is None or self.replicated or self.inside or self.is_local(op):
-            return []
-        try:
-            function = rewrite(self._call(op, inputs))
-        except Unknown:
-            return []
+    def _simplify(self, op: tf.Operation, inputs: list[int]) -> list[int]:
+        """Return the outputs of an operation that is its first input, or is rewritten with simpler ones; else none."""
+        row, call = row_of(op), self._call(op, inputs)
+        if ask(row.unchanged, call) and id(op.inputs[0]) not in self.states:
+            return inputs[:1]
+        as_it_is = self.replicated or self.inside or self.is_local(op)
+        function = None if as_it_is else ask(row.rewrite, call)
         return [] if function is None else self._inline(op, graph_of(function, op.inputs), inputs)
 
     def _inline(self, op: tf.Operation, graph: Any, inputs: list[int]) -> list[int]:
         """Return the outputs of an operation that stands for those of a graph."""
+        if graph is None:
+            raise NotPartitioned(f"the function that {op.name} calls has no graph")
         before, self.origin = self.origin, self.origin or op
         try:
             return self.walk(graph, inputs)
@@ -130,7 +99,8 @@ class Builder(Values):
             inputs = [self.read(tensor, number, op) for tensor, number in zip(op.inputs, inputs)]
         self._note_bounds(op, inputs)
         inputs = [self.add_up(number, op) for number in inputs]
-        row, outputs = row_of(op), self._add_outputs(op, inputs)
+        row, made = row_of(op), find_values(self._call(op, inputs), self.replicated_labels)
+        outputs = [self.add(value) for value in made]
         values = self.program.values
         if self.inside and has_effects(op):
             raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
@@ -138,9 +108,7 @@ class Builder(Values):
         wants, made = ([*zip(*each)] for each in zip(*rulings))
         given = [self.convert(number, want, op) for number, want in zip(inputs, wants)]
         of_batch: list[Label] = rulings[0][1]
-        own_seed = op.op_def.is_stateful and any(map(is_sharded, of_batch))
-        copy = Copy(given, outputs, op, made, own_seed=own_seed, origin=self.origin)
-        copy.of_samples = any(is_sharded(label) or label.kind == "sizes" for label in map(self.label, given))
+        copy = Copy(given, outputs, op, made, origin=self.origin)
         self.program.nodes.append(copy)
         for number, labels in zip(outputs, made):
             values[number].labels = tuple(map(settle_label, labels))
@@ -155,22 +123,14 @@ class Builder(Values):
             along_others = [self.convert(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
-        elif row.keeps_stored and of_batch == [
-            PARTIAL_SUM
-        ]:  # several reads of a variable are summed together
+        elif row.keeps_stored and of_batch == [PARTIAL_SUM]:  # reads of a variable are summed together
             self.again[outputs[0]] = copy
-        if row.attributes is not None:
-            copy.attributes = row.attributes(self._call(op, inputs), values[outputs[0]])
         return outputs
 
     def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:
         """Note the bounds of inputs outside of which an operation is an error."""
-        call, asserts = self._call(op, inputs), row_of(op).asserts
-        try:
-            found = {} if asserts is None else asserts(call)
-        except Unknown:
-            return
-        for number, (low, high) in found.items():
+        call = self._call(op, inputs)
+        for number, (low, high) in (ask(row_of(op).asserts, call) or {}).items():
             least, most = call.values[number].interval
             if least < low or high < most:
                 call.values[number].interval = max(low, least), min(high, most)
@@ -201,9 +161,8 @@ class Builder(Values):
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)
-        wants, made = find_labels(
-            op, view, replicated, not axis and self.is_local(op), self.inside, self.in_order
-        )
+        is_local = not axis and self.is_local(op)
+        wants, made = find_labels(view, replicated, is_local, self.inside, self.in_order)
         values = (self.program.values[number] for number in outputs)
         fits = all(map(has_parts, made, values, [view.mesh] * len(made)))
         return (wants, made) if fits else view.gather()
@@ -231,7 +190,8 @@ class Builder(Values):
                 indices = self.whole(indices, op)
                 values = self._make_summand(values, op)
             along_others = [None, *[PARTIAL_SUM] * (len(self.program.mesh) - 1)]
-            given += [self.convert(values, along_others, op), self._make_same_along_model(indices, op)]
+            same_along_model = [None, *self.replicated_labels[1:]]
+            given += [self.convert(values, along_others, op), self.convert(indices, same_along_model, op)]
         given += [self.whole(value, op) for value in rest]
         self.program.nodes.append(Apply(given, [], number))
 
@@ -239,10 +199,6 @@ class Builder(Values):
         if self.label(number) not in (PARTIAL_SUM, REPLICATED, STATISTIC):
             number = self.convert(number, [REPLICATED], op)
         return self.convert(number, [PARTIAL_SUM] * len(self.program.mesh), op)
-
-    def _make_same_along_model(self, number: int, op: tf.Operation) -> int:
-        """Return the number of a value that is the same on all replicas with the same samples."""
-        return self.convert(number, [None, *self.replicated_labels[1:]], op)
 
     def body(
         self, graph: Any, inputs: Sequence[int], changed: Sequence[int] = (), in_order: bool = True
@@ -255,11 +211,7 @@ class Builder(Values):
         builder = Builder(
             program, (), self.is_local, True, in_order and self.in_order, self.whole_ops, self.replicated
         )
-        own: list[int] = []
-        for number, given in enumerate(inputs):
-            value = values[given]
-            own.append(
-                builder.add(value.forget_numbers() if number in changed else dataclasses.replace(value))
-            )
-        builder.program.inputs = own
-        return builder, builder.walk(graph, own)
+        for number, value in enumerate([values[given] for given in inputs]):
+            known = value.forget_numbers() if number in changed else dataclasses.replace(value)
+            program.inputs.append(builder.add(known))
+        return builder, builder.walk(graph, program.inputs)

@@ -28,7 +28,7 @@ def add_with_bodies(outer: Values, op: tf.Operation, inputs: list[int], body: Bo
 
     Bodies that need a collective get whole inputs.
     """
-    add = _add_loop if op.type in LOOPS else _add_call if op.type in CALLS else _add_branch
+    add = _add_loop if op.type in LOOPS else _add_branch
     # A body is the same for all parts of a model.
     inputs = [outer.convert(number, [None, *outer.replicated_labels[1:]], op) for number in inputs]
     nodes, made = len(outer.program.nodes), dict(outer.made)
@@ -46,17 +46,6 @@ def add_with_bodies(outer: Values, op: tf.Operation, inputs: list[int], body: Bo
         outer.replicated = before
 
 
-def _add_call(outer: Values, op: tf.Operation, inputs: list[int], body: Body) -> list[int]:
-    """Add a call of a function that XLA compiles; return the numbers of its outputs."""
-    graph = inner_graph(op, "f")
-    if graph is None:
-        raise NotPartitioned(f"the function that {op.name} calls has no graph")
-    builder, outputs = body(graph, inputs, in_order=False)  # XLA ignores seeds
-    builder.program.outputs = outputs
-    values = [dataclasses.replace(outer.program.values[number]) for number in outputs]
-    return _add(outer, op, inputs, values, {op.get_attr("f").name: builder.program})
-
-
 def _add(
     outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
@@ -67,20 +56,21 @@ def _add(
 
 
 def _add_branch(outer: Values, op: tf.Operation, inputs: list[int], body: Body) -> list[int]:
-    """Add a branch; return the numbers of its outputs."""
-    which = outer.whole(inputs[0], op)
-    found = [(name, *body(graph, inputs[1:])) for name, graph in subgraphs(op)]
+    """Add a branch, or a call of a function that XLA compiles; return the numbers of its outputs."""
+    calls = op.type in CALLS  # XLA ignores seeds
+    which, given = ([], inputs) if calls else ([outer.whole(inputs[0], op)], inputs[1:])
+    found = [(name, *body(graph, given, in_order=not calls)) for name, graph in subgraphs(op)]
     if not found:
         raise NotPartitioned(f"the functions of {op.name} have no graphs")
     values = []
     for numbers in zip(*(outputs for _, _, outputs in found)):
         value = functools.reduce(_merge, (outer.program.values[n] for n in numbers))
-        values.append(Value(value.dtype, value.shape, value.labels))
+        values.append(dataclasses.replace(value) if calls else Value(value.dtype, value.shape, value.labels))
     for _, builder, outputs in found:
         wanted = zip(outputs, values)
         builder.program.outputs = [builder.convert(n, value.labels, op) for n, value in wanted]
     bodies = {name: builder.program for name, builder, _ in found}
-    return _add(outer, op, [which, *inputs[1:]], values, bodies)
+    return _add(outer, op, [*which, *given], values, bodies)
 
 
 def _add_loop(outer: Values, op: tf.Operation, inputs: list[int], body: Body) -> list[int]:

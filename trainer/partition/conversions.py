@@ -46,21 +46,14 @@ class Replica(ReplicaSamples):
         return {name: number for name, number in vars(self).items() if isinstance(number, tf.Tensor)}
 
 
-def finish_output(tensor: tf.Tensor, made: Label, replica: Replica) -> tf.Tensor:
-    """Return the output of an operation times the local factor that makes it a value of the global batch."""
-    if made == PARTIAL_MEAN:
-        return times_share(tensor, replica)
-    if made == OWN:
-        return where(replica.holds_first_sample, tensor)
-    if made.kind == "sizes" and made.chosen is None:
-        return _scale_element(tensor, made.axis, replica.global_samples, replica.held)
-    return tensor
-
-
 def convert_locally(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> tf.Tensor:
     """Return a conversion without communication."""
-    if have == MEAN_OF_STATISTICS or want in (PARTIAL_MAX, PARTIAL_MIN):
+    if have in (want, MEAN_OF_STATISTICS) or want in (PARTIAL_MAX, PARTIAL_MIN):
         return tensor
+    if have == PARTIAL_MEAN:
+        return times_share(tensor, replica)
+    if have.kind == "sizes" and want == REPLICATED:
+        return _scale_element(tensor, have.axis, replica.global_samples, replica.held)
     if want == PARTIAL_SUM:
         return where(replica.alive if have == STATISTIC else replica.holds_first_sample, tensor)
     if want == OWN:

@@ -1,7 +1,8 @@
 """Conversions between labels that need communication: what a replica asks the others, and makes of the answers."""
 
+import functools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -36,50 +37,40 @@ def exchange(
 
     `places` are those of this replica along each axis.
     """
-    asked = [
-        [request._replace(mesh=axis) for request in _requests(tensor, have, want, places[axis])]
-        for tensor, have, want, axis, _ in wanted
-    ]
-    answers = iter((yield [request for each in asked for request in each]))
-    return [
-        _answer(tensor, have, want, [next(answers) for _ in requests], places[axis], shape)
-        for (tensor, have, want, axis, shape), requests in zip(wanted, asked)
-    ]
+    planned = [_plan(*each, places[each[3]]) for each in wanted]
+    answers = iter((yield [request for requests, _ in planned for request in requests]))
+    return [finish(*(next(answers) for _ in requests)) for requests, finish in planned]
 
 
-def _requests(tensor: tf.Tensor, have: Label, want: Label, replica: Replica) -> list[Request]:
-    if want == MEAN_OF_STATISTICS:
-        tensor = where(replica.alive, times_share(tensor, replica))
-    if have in (PARTIAL_MAX, PARTIAL_MIN):
-        return [Request(_extreme(tensor, have, replica)[None], 0)]
+def _plan(
+    tensor: tf.Tensor, have: Label, want: Label, mesh: int, shape: Any, replica: Replica
+) -> tuple[list[Request], Callable[..., tf.Tensor]]:
+    """Return the requests of a conversion, and a function that makes the converted tensor of the answers."""
+    ask = functools.partial(Request, mesh=mesh)
+
+    def restore(found: tf.Tensor) -> tf.Tensor:
+        return found > 0 if tensor.dtype == tf.bool else tf.cast(found, tensor.dtype)
+
     if is_stored(have):
-        return [Request(tf.reshape(tensor, [-1]), 0, parts=True)]
+        request = ask(tf.reshape(tensor, [-1]), 0, parts=True)
+        return [request], lambda row: from_rows(row, have.axis, replica.num_replicas, shape)
     if is_stored(want):
-        return [Request(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)]
+        request = ask(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)
+        return [request], lambda row: part_of(restore(row), tensor.shape, want, replica)
     if is_sharded(have):
-        return [Request(piece, have.axis) for piece in _pieces(tensor, have, replica)]
-    if have == STATISTIC or have.kind == "sizes":
-        tensor = where(replica.alive, tensor)
-    return [Request(_summand(tensor))]
-
-
-def _answer(
-    tensor: tf.Tensor, have: Label, want: Label, given: list[tf.Tensor], replica: Replica, shape: Any
-) -> tf.Tensor:
-    if is_stored(have):
-        return from_rows(given[0], have.axis, replica.num_replicas, shape)
-    if is_stored(want):
-        return part_of(tf.cast(given[0], tensor.dtype), tensor.shape, want, replica)
-    if is_sharded(have):
-        return join(given, have.axis)
+        requests = [ask(piece, have.axis) for piece in _pieces(tensor, have, replica)]
+        return requests, lambda *pieces: join([*pieces], have.axis)
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
-        found = tf.ensure_shape(reduce(given[0], 0), tensor.shape)
-        return found > 0 if tensor.dtype == tf.bool else found
-    total = given[0] > 0 if tensor.dtype == tf.bool else tf.cast(given[0], tensor.dtype)
+        request = ask(_extreme(tensor, have, replica)[None], 0)
+        return [request], lambda found: restore(tf.ensure_shape(reduce(found, 0), tensor.shape))
+    summand = times_share(tensor, replica) if want == MEAN_OF_STATISTICS else tensor
+    if have == STATISTIC or have.kind == "sizes":
+        summand = where(replica.alive, summand)
+    request = ask(_summand(summand))
     if have.kind == "sizes" and tensor.shape.rank:
-        total = tf.where(tf.range(tf.size(tensor)) == have.axis, total, tensor)
-    return total
+        return [request], lambda size: tf.where(tf.range(tf.size(tensor)) == have.axis, restore(size), tensor)
+    return [request], restore
 
 
 def _summand(tensor: tf.Tensor) -> tf.Tensor:

@@ -103,14 +103,9 @@ def is_partial(label: Label) -> bool:
     return label.kind.startswith("partial")
 
 
-def same_samples(one: Label, other: Label) -> bool:
-    """Return whether two SHARDED tensors have the same samples in the same order along their axes."""
-    return (one.blocks, one.chosen) == (other.blocks, other.chosen)
-
-
 def are_together(one: Label, other: Label) -> bool:
     """Return whether two tensors are SHARDED along the same axis, with the same samples in the same order."""
-    return is_sharded(one) and is_sharded(other) and one.axis == other.axis and same_samples(one, other)
+    return is_sharded(one) and one == other
 
 
 def needs_collective(have: Label, want: Label) -> bool:

@@ -63,25 +63,15 @@ def _send_early(program: Program) -> None:
     program.nodes = [each for node in rest for each in (node, *behind.get(id(node), ()))]
 
 
-class _OfWeights:
-    """Which values depend on gathered weights alone."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self.values: set[int] = set()
-        for node in program.nodes:
-            if _is_gather(program, node) or self._makes(node):
-                self.values.update(node.outputs)
-
-    def _makes(self, node: Node) -> bool:
-        known = isinstance(node, Copy) and not (node.op.op_def.is_stateful or node.bodies)
-        others = [n for n in node.inputs if n not in self.values and self.program.values[n].constant is None]
-        return known and not others and len(others) < len(node.inputs) and bool(self.values & {*node.inputs})
-
-    def others(self, node: Node) -> list[int]:
-        """Return the inputs of a node that hold numbers and are not weights."""
-        values = self.program.values
-        return [n for n in node.inputs if n not in self.values and holds_numbers(values[n])]
+def _find_of_weights(program: Program) -> set[int]:
+    """Return the values that depend on gathered weights alone."""
+    found: set[int] = set()
+    for node in program.nodes:
+        alone = isinstance(node, Copy) and not (node.op.op_def.is_stateful or node.bodies)
+        alone = alone and all(n in found or program.values[n].constant is not None for n in node.inputs)
+        if _is_gather(program, node) or (alone and not found.isdisjoint(node.inputs)):
+            found.update(node.outputs)
+    return found
 
 
 class _Again:
@@ -89,7 +79,7 @@ class _Again:
 
     def __init__(self, program: Program, calls: Sequence[Collection[str]]) -> None:
         self._program, self._nodes = program, list[Node]()
-        self._weights = _OfWeights(program)
+        self._of_weights = _find_of_weights(program)
         self._makers = {number: node for node in program.nodes for number in node.outputs}
         self._at = {number: at for at, node in enumerate(program.nodes) for number in node.outputs}
         self._call_of = {name: n for n, names in enumerate(calls) for name in names}
@@ -136,7 +126,7 @@ class _Again:
         node, call = self._makers.get(number), self._call(self._makers.get(number))
         if number in self._twins:
             return self._twins[number]
-        if node is None or not (call in self._arrived or number in self._weights.values):
+        if node is None or not (call in self._arrived or number in self._of_weights):
             return number
         if call is None and self._is_whole(number):
             return number
@@ -150,7 +140,7 @@ class _Again:
     def _is_whole(self, number: int) -> bool:
         """Return whether the weights that a value depends on were gathered last."""
         node = self._makers.get(number)
-        if node is None or number not in self._weights.values:
+        if node is None or number not in self._of_weights:
             return True
         return (
             number in self._whole
@@ -161,13 +151,14 @@ class _Again:
 
 def _let_gathers_wait(program: Program) -> None:
     """Let the gather of a weight wait for what the last use of another weight waits for, so that they overlap."""
-    weights = _OfWeights(program)
+    weights = _find_of_weights(program)
     waits: tuple[int, ...] = ()
     for node in program.nodes:
         if _is_gather(program, node):
             node.after = waits
-        elif not weights.values.isdisjoint(node.inputs) and weights.values.isdisjoint(node.outputs):
-            waits = tuple(weights.others(node)) or waits
+        elif not weights.isdisjoint(node.inputs) and weights.isdisjoint(node.outputs):
+            others = (n for n in node.inputs if n not in weights and holds_numbers(program.values[n]))
+            waits = tuple(others) or waits
 
 
 def _let_gradients_wait(program: Program, most: int) -> None:

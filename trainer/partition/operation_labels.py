@@ -56,26 +56,24 @@ def describe_need(have: Label, cause: tf.Operation | None) -> str:
     return "a result has a value for each sample" if cause is None else row_of(cause).reason
 
 
-def find_labels(
-    op: tf.Operation, view: View, replicated: bool, is_local: bool, inside: bool, in_order: bool = True
-) -> Ruling:
+def find_labels(view: View, replicated: bool, is_local: bool, inside: bool, in_order: bool) -> Ruling:
     """Return the labels that an operation needs of its inputs, and those of its outputs.
 
     With `replicated` it gets whole inputs, regardless of its row. With `is_local` it computes statistics of a replica's own
     samples; `inside` of a branch or a loop there are no collectives. Raise `NotPartitioned` where it has effects, or lists
     of tensors, and no rule.
     """
-    row = row_of(op)
+    op, row = view.op, row_of(view.op)
     # A tape sums the gradients of several uses of a layer's output outside the layer's name scope.
     is_local = is_local or (row.adds and all(label == STATISTIC for label in view.labels))
     if row.reads or row.writes:
         return row.find_ruling(view)
     lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])
     if replicated or (lists and not view.mesh.of_batch):
-        return _label_replicated(op, view, inside, in_order)
+        return _label_replicated(view, inside, in_order)
     alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
     if not alike and is_local:
-        return _label_locally(op, view)
+        return _label_locally(view)
     if row.has_rule:
         needed = not alike or row.fills or row.harmless
         return row.find_ruling(view) if needed else view.gather()
@@ -88,13 +86,14 @@ def find_labels(
     return view.gather()
 
 
-def _label_replicated(op: tf.Operation, view: View, inside: bool, in_order: bool) -> Ruling:
+def _label_replicated(view: View, inside: bool, in_order: bool) -> Ruling:
     """Return whole inputs, and outputs that are the same on every replica, also of a draw.
 
     A draw with a seed that all replicas run in the same order has the same numbers; another has those of the first replica.
     """
-    seeded = row_of(op).draws and (op.get_attr("seed") or op.get_attr("seed2"))
-    if not row_of(op).draws or (inside and in_order and seeded):
+    op, row = view.op, row_of(view.op)
+    seeded = row.draws and (op.get_attr("seed") or op.get_attr("seed2"))
+    if not row.draws or (inside and in_order and seeded):
         return view.gather()
     if inside:
         raise NotPartitioned(describe_effects(op, " in a branch or a loop"))
@@ -113,16 +112,16 @@ def find_shared_draw(program: Program) -> tf.Operation | None:
     return None
 
 
-def _label_locally(op: tf.Operation, view: View) -> Ruling:
+def _label_locally(view: View) -> Ruling:
     """Return the labels of an operation on this replica's samples alone."""
     given = list(view.labels)
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]
-    wants, made = row_of(op).find_ruling(view)
+    wants, made = row_of(view.op).find_ruling(view)
     for number, (label, want) in enumerate(zip(given, wants)):
         if label == STATISTIC or (is_partial(label) and want is not None):
             wants[number] = None
         elif is_sharded(label) and want is not None and needs_collective(label, want):
-            raise NotPartitioned(f"{op.name} mixes samples of a replica in a way that no rule covers")
+            raise NotPartitioned(f"{view.op.name} mixes samples of a replica in a way that no rule covers")
     computed = STATISTIC in given
     return wants, [
         STATISTIC if not is_sharded(label) and (computed or label != REPLICATED) else label for label in made

@@ -6,11 +6,11 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder
-from .labels import MEAN_OF_STATISTICS, Label, Labels, label_sharded, with_label
+from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, Labels, label_sharded, with_label
 from .needed_operations import find_needed_operations
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Length, Samples, Size
-from .sizes.static_shapes import shape_of
+from .sizes.size_arrays import shape_of
 
 
 class _SamplesJoined(Exception):
@@ -36,21 +36,26 @@ def partition_graph(
     `mesh` has the axes of the mesh of replicas, first that of the batch.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
-    samples = {number: Samples() for number in leaves}
-    lengths = {number: [Length() for _ in graph.inputs[number].shape[1:]] for number in leaves}
+    names = {n: [Samples(), *(Length() for _ in graph.inputs[n].shape[1:])] for n in leaves}
     whole: set[str] = set()
 
+    def find_groups() -> dict[Samples, list[int]]:
+        groups: dict[Samples, list[int]] = {}
+        for number, (samples, *_) in names.items():
+            groups.setdefault(samples.find(), []).append(number)
+        return groups
+
     def check() -> None:
-        if len({each.find() for each in samples.values()}) < joined:
+        if len(find_groups()) < joined:
             raise _SamplesJoined
 
     while True:
-        joined = len({each.find() for each in samples.values()})
+        joined = len(find_groups())
         program = Program([], one_size=joined == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
         builder.check = check
         try:
-            program = _one_pass(builder, graph, batch, outputs, contents, samples, lengths)
+            program = _one_pass(builder, graph, batch, outputs, contents, names)
         except NeedsWhole as found:
             if found.producer in whole:
                 raise NotPartitioned(str(found)) from None
@@ -58,10 +63,7 @@ def partition_graph(
             continue
         except _SamplesJoined:  # what the pass has learnt may save collectives
             continue
-        groups: dict[Samples, list[int]] = {}
-        for number, each in samples.items():
-            groups.setdefault(each.find(), []).append(number)
-        program.equal = [group for group in groups.values() if len(group) > 1]
+        program.equal = [group for group in find_groups().values() if len(group) > 1]
         return program
 
 
@@ -77,19 +79,16 @@ def _one_pass(
     batch: int,
     outputs: Sequence[Label | Labels],
     contents: Callable[[Any], Labels | None],
-    samples: Mapping[int, Samples],
-    lengths: Mapping[int, Sequence[Length]],
+    names: Mapping[int, Sequence[Samples]],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
         if shape and number < batch:
             shape[0] = None
-            for axis, name in enumerate([samples[number], *lengths[number]] if number in samples else []):
+            for axis, name in enumerate(names.get(number, ())):
                 shape[axis] = Size.of(name) if shape[axis] is None else shape[axis]
-        labels = (
-            with_label(builder.replicated_labels, 0, label_sharded(0)) if number < batch and shape else None
-        )
-        builder.add(Value(tensor.dtype, shape, labels or builder.replicated_labels))
+        lead = label_sharded(0) if number < batch and shape else REPLICATED
+        builder.add(Value(tensor.dtype, shape, with_label(builder.replicated_labels, 0, lead)))
     program = builder.program
     program.inputs = list(range(batch))
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):

@@ -125,18 +125,12 @@ class Copy(Node):
     Attributes:
         made: labels of the outputs before a local factor; `Value.labels` are those after it.
         bodies: for each function of a branch or a loop, its partitioned program.
-        own_seed: whether each replica draws different numbers.
-        attributes: those that differ from the traced operation.
-        of_samples: whether it sums over samples, without a borrowed one.
         origin: None, or the operation of the traced step in a function of which `op` is.
     """
 
     op: tf.Operation
     made: list[Labels]
     bodies: dict[str, Program] = dataclasses.field(default_factory=dict)
-    own_seed: bool = False
-    of_samples: bool = False
-    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     origin: tf.Operation | None = None
 
 

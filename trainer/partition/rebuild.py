@@ -10,11 +10,11 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
-from .conversions import Replica, convert_locally, finish_output, scale_numbers, where
+from .conversions import Replica, convert_locally, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
-from .operations import Call, row_of
+from .operations import ReplicaCall, row_of
 from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
 from .sizes.size import Size
 from .sizes.size_arrays import at
@@ -207,23 +207,27 @@ class _Copier:
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         controls += self._find_awaited(node)
-        seed = self._replica.replica_id if node.own_seed else 0
+        seed = self._replica.replica_id if any(is_sharded(labels[0]) for labels in node.made) else 0
+        of_samples = (
+            any(values[n].label.kind in ("sharded", "sizes") for n in node.inputs) and not node.bodies
+        )
 
-        def make(inputs: list[Any]) -> list[Any]:
-            copy = copy_into_graph(node.op, inputs, functions, controls, seed, node.attributes)
+        def make(inputs: list[Any], **attributes: Sequence[int]) -> list[Any]:
+            copy = copy_into_graph(node.op, inputs, functions, controls, seed, attributes)
             self._copies.setdefault(id(node.op), copy)
             return copy.outputs
 
-        special, call = row_of(node.op).copy, Call(node.op, [values[number] for number in node.inputs])
-        copies = make(given) if special is None else special(call, node.made[0], given, self._places, make)
+        rule = row_of(node.op).copy or (lambda call, given: call.make(given))
+        known = [values[number] for number in node.inputs]
+        copies = rule(ReplicaCall(node.op, known, node.made, self._places, make), given)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
             if not is_stored(label):
                 _set_shape(tensor, traced, values[number], self._program.mesh)
-            for each, place in zip(made, self._places):
-                tensor = finish_output(tensor, each, place)
-            if node.of_samples and label == PARTIAL_SUM:
-                tensor = where(self._replica.alive, tensor)
+            for have, want, place in zip(made, values[number].labels, self._places):
+                tensor = convert_locally(tensor, have, want, place)
+            if of_samples and label == PARTIAL_SUM:
+                tensor = where(self._replica.alive, tensor)  # without a borrowed sample
             self.values[number] = tensor
 
     def _function(self, name: str, body: Program, given: Sequence[Any], node: Copy) -> str:

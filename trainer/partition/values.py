@@ -24,7 +24,7 @@ from .labels import (
     sizes,
     with_label,
 )
-from .operations import Call, row_of
+from .operations import Call, ask, row_of
 from .program import Convert, Copy, Extents, NeedsCollective, NeedsWhole, Program, Value
 from .sizes.size_arrays import of_one_sample
 
@@ -96,11 +96,8 @@ class Values:
                 number = self._convert_along(axis, number, REPLICATED, cause)
         have = self.program.values[number].labels
         # What is cut along the model is smaller along the batch. Flat parts are those of what the others leave.
-        order = [
-            0 if want is not None and is_sharded(want) and label == REPLICATED else 1
-            for want, label in zip(wants, have)
-        ]
-        order[:1] = [2 if want is not None and is_stored(want) else 1 for want in wants[:1]]
+        cuts = [bool(want and is_sharded(want)) and label == REPLICATED for want, label in zip(wants, have)]
+        order = [2 if want and is_stored(want) else 1 for want in wants[:1]] + [not cut for cut in cuts[1:]]
         for axis in sorted(range(len(wants)), key=order.__getitem__):
             number = self._convert_along(axis, number, wants[axis], cause)
         return number
@@ -141,16 +138,12 @@ class Values:
             return self._repeat(copy, number, 0, REPLICATED, [REPLICATED] * len(copy.inputs))
         if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
             return part
-        if is_stored(want) and have == STATISTIC:
-            return self._convert_along(
-                axis, self._convert_along(axis, number, PARTIAL_SUM, cause), want, cause
-            )
+        communicates, summed = needs_collective(have, want), is_stored(want) and have == STATISTIC
         scattered = is_stored(want) and have == PARTIAL_SUM
-        if needs_collective(have, want) and want not in (REPLICATED, MEAN_OF_STATISTICS) and not scattered:
-            return self._convert_along(
-                axis, self._convert_along(axis, number, REPLICATED, cause), want, cause
-            )
-        if needs_collective(have, want) and self.inside:
+        if summed or (communicates and not scattered and want not in (REPLICATED, MEAN_OF_STATISTICS)):
+            between = self._convert_along(axis, number, PARTIAL_SUM if summed else REPLICATED, cause)
+            return self._convert_along(axis, between, want, cause)
+        if communicates and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if value.dtype == tf.variant:
             reason = "makes a list of tensors that would have to be gathered"
@@ -182,9 +175,7 @@ class Values:
         target = self.add(
             dataclasses.replace(value, labels=with_label(value.labels, axis, label), free=False)
         )
-        of_samples = copy.of_samples and axis > 0
-        again = dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made, of_samples=of_samples)
-        self.program.nodes.append(again)
+        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made))
         self.made[number, axis, label] = target
         return target
 
@@ -199,10 +190,8 @@ class Values:
         if any(is_sharded(each) and each.axis == want.axis for each in value.labels):
             return None
         call = Call(copy.op, [values[each] for each in copy.inputs])
-        wants = row_of(copy.op).find_part(call, value, want, self.program.mesh[axis])
-        parts = [
-            (each, own) for each, own in zip(copy.inputs, wants or ()) if own is not None and is_sharded(own)
-        ]
+        wants = ask(row_of(copy.op).part, call, value, want, self.program.mesh[axis])
+        parts = [(each, own) for each, own in zip(copy.inputs, wants or ()) if own and is_sharded(own)]
         can = all(self._find_wants_of_part(self.makers.get(each), each, axis, own) for each, own in parts)
         return wants if can else None
 
@@ -216,12 +205,8 @@ class Values:
 def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | None:
     """Return the label along an axis of the mesh that a request stands for; None: the value stays as it is."""
     have = value.labels[axis]
-    if axis and want in (
-        SAMPLES,
-        SHARES,
-        LOGS,
-        MEAN_OF_STATISTICS,
-    ):  # as the parts of the batch were requested
+    # Along the others as the parts of the batch were requested.
+    if axis and want in (SAMPLES, SHARES, LOGS, MEAN_OF_STATISTICS):
         return PARTIAL_SUM if value.label == PARTIAL_SUM else REPLICATED
     if want == MEAN_OF_STATISTICS and have != STATISTIC:
         return REPLICATED

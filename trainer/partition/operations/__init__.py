@@ -1,7 +1,6 @@
 """What the partition knows of operations, one row a type, one file a family."""
 
 from . import (  # noqa: F401
-    attention,
     elementwise,
     indexing,
     joins,
@@ -14,18 +13,7 @@ from . import (  # noqa: F401
     slices,
     state,
 )
-from .call import Call, Ruling, View
-from .row import NO_ROW, ROWS, Row, find_bounds, find_numbers, find_progression, row_of
+from .call import Call, ReplicaCall, Ruling, View
+from .row import NO_ROW, ROWS, Row, ask, find_values, row_of
 
-__all__ = [
-    "NO_ROW",
-    "ROWS",
-    "Call",
-    "Row",
-    "Ruling",
-    "View",
-    "find_bounds",
-    "find_numbers",
-    "find_progression",
-    "row_of",
-]
+__all__ = ["NO_ROW", "ROWS", "Call", "ReplicaCall", "Row", "Ruling", "View", "ask", "find_values", "row_of"]

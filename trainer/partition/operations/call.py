@@ -1,6 +1,7 @@
 """An operation, what is known of its inputs, and the label of each along an axis of the mesh."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -8,12 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ....compat.tensorflow_graphs.named_calls import kind_of
-from ..labels import REPLICATED, Label, are_together, is_sharded, label_sharded
+from ....compat.tensorflow_graphs.one_device import copy_into_graph
+from ..conversions import Replica
+from ..labels import REPLICATED, Label, Labels, are_together, is_sharded, label_sharded
 from ..program import BATCH, MeshAxis, Value
 from ..sizes.size import Extent, Shape, is_open
-from ..sizes.size_arrays import Unknown, extents_of, plain
-from ..sizes.static_shapes import find_traced_shape, infer_shape
+from ..sizes.size_arrays import Unknown, extents_of, plain, shape_of
 
 Wants = list[Label | None]
 Ruling = tuple[Wants, list[Label]]
@@ -80,10 +83,64 @@ class Call:
         """Return the axes of the input `data` that another input names, counted from 0."""
         return [int(axis) % max(self.rank(data), 1) for axis in np.ravel(self.fixed(number))]
 
+    def compute(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Return the outputs for these inputs, as TensorFlow computes them."""
+        fn, left = getattr(tf.raw_ops, self.type), iter(inputs)
+        names = [name for name in inspect.signature(fn).parameters if name != "name"]
+        given = {name: self.attr(name) for name in names if name in self.op.node_def.attr}
+        for name, each in zip((name for name in names if name not in given), self.op.op_def.input_arg):
+            count = self.attr(each.number_attr) if each.number_attr else None
+            given[name] = next(left) if count is None else [next(left) for _ in range(count)]
+        with tf.init_scope(), tf.device("CPU:0"):
+            try:
+                return [tensor.numpy() for tensor in tf.nest.flatten(fn(**given))]
+            except tf.errors.OpError:
+                raise Unknown from None
+
+    def find_traced_shape(self, number: int = 0) -> Shape:
+        """Return TensorFlow's static shape of an output, without its extents where it took a wrong one of an input.
+
+        TensorFlow's shape of `x[:9]` has 9 samples, also for a batch of 7.
+        """
+        shape = shape_of(self.op.outputs[number].shape)
+        for tensor, value in zip(self.op.inputs, self.values):
+            given = shape_of(tensor.shape) if tensor.dtype not in (tf.resource, tf.variant) else None
+            if given is not None and not _agree(given, value.shape):
+                return shape and [None for _ in shape]
+        return shape
+
     def static(self, number: int = 0, infers: bool = False) -> list[Extent]:
-        """Return TensorFlow's static shape of an output; with `infers`, from what is known here of the inputs."""
-        find = infer_shape if infers else find_traced_shape
-        return require(find(self.op, self.values, number))
+        """Return TensorFlow's static shape of an output; with `infers`, from what is known here of the inputs.
+
+        That is for operations whose extents TensorFlow never takes from a number alone, as it does for `x[:9]`.
+        """
+        if not infers or not any(map(_knows_more, self.op.inputs, self.values)):
+            return require(self.find_traced_shape(number))
+        with scratch_graph():
+            given = [
+                tf.compat.v1.placeholder(
+                    value.dtype, value.shape and [n if isinstance(n, int) else None for n in value.shape]
+                )
+                if (known := plain(value.constant)) is None
+                else tf.constant(known, value.dtype)
+                for value in self.values
+            ]
+            return require(shape_of(copy_into_graph(self.op, given, {}).outputs[number].shape))
+
+
+@dataclasses.dataclass
+class ReplicaCall(Call):
+    """A call that is copied for a replica.
+
+    Attributes:
+        made: the labels of its outputs, before the local factor that makes them values of the global batch.
+        places: those of the replica along the axes of the mesh.
+        make: `make(given)`, its outputs; it can change attributes.
+    """
+
+    made: Sequence[Labels]
+    places: Sequence[Replica]
+    make: Callable[..., list[Any]]
 
 
 @dataclasses.dataclass
@@ -113,10 +170,6 @@ class View(Call):
     def out_shape(self, number: int = 0) -> list[Extent]:
         """Return the shape of an output."""
         return require(self.out_shapes[number])
-
-    def out_rank(self) -> int:
-        """Return the rank of the first output."""
-        return len(self.out_shape())
 
     def depends_on_batch(self) -> list[int]:
         """Return the axes of the first output whose extents depend on the size of the batch, as far as they are known."""
@@ -152,6 +205,18 @@ class View(Call):
         """Take the input `data` unchanged, and the others whole; all outputs have one label."""
         wants: Wants = [None if number == data else REPLICATED for number in range(len(self.labels))]
         return wants, [label] * self.count
+
+
+def _agree(traced: list[Extent], shape: Shape) -> bool:
+    return shape is not None and all(a is None or a == b for a, b in zip(traced, shape))
+
+
+def _knows_more(tensor: tf.Tensor, value: Value) -> bool:
+    """Return whether an extent or a number of an input is known here that TensorFlow did not know in the trace."""
+    if plain(value.constant) is not None and tf.get_static_value(tensor) is None:
+        return True
+    traced = shape_of(tensor.shape) or [None] * len(value.shape or ())
+    return any(a is None and isinstance(b, int) for a, b in zip(traced, value.shape or ()))
 
 
 def name_axes(count: int, after: int = 0) -> str:

@@ -8,15 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..labels import EMPTY, PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
-from ..sizes.bounds import (
-    ANY,
-    Interval,
-    bound_by,
-    combine_bounds,
-    is_finite,
-    is_not_zero,
-    map_bounds,
-)
+from ..sizes.bounds import ANY, Interval, bound_by, combine_bounds, is_finite, is_not_zero, map_bounds
 from ..sizes.positions import add_progressions, keep_progression, multiply_progression
 from ..sizes.size import at_most, divide, equal, if_known, largest, never_negative, smallest
 from ..sizes.size_arrays import Unknown, as_sizes
@@ -26,14 +18,15 @@ from .number_rules import (
     both,
     compute_each,
     either,
-    keep_elements,
+    keep_list_elements,
+    move_elements,
     multiply,
     negate,
     numbers_of,
     subtract,
 )
-from .row import COMPARES, add_rows, is_any, is_factor
-from .terms import FIRST, PRODUCT, SUM, Terms, make_part, terms_of_broadcast
+from .row import COMPARES, add_rows, is_any, is_factor, part_by_terms
+from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
 
 
 def _add(types: str, **fields: Any) -> None:
@@ -46,9 +39,9 @@ def _label_copy(view: View) -> Ruling | None:
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
-_SAME: Any = {"numbers": keep_elements, "progression": keep_progression}
-_SAME |= {"label": _label_copy, "moves": 0, "copies": True}
-_PASSED: Any = {**_SAME, "keeps_stored": True, "part": make_part(terms_of_broadcast)}
+_SAME: Any = {"numbers": move_elements(), "progression": keep_progression}
+_SAME |= {"label": _label_copy, "moves": 0, "copies": True, "elements": keep_list_elements}
+_PASSED: Any = {**_SAME, "keeps_stored": True, "part": part_by_terms}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
@@ -98,7 +91,7 @@ _CAST: Any = {
     "bounds": _bound_cast,
     "progression": keep_progression,
 }
-_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=make_part(terms_of_broadcast))
+_add("Cast", **_CAST, linear=SUM, keeps_stored=True, part=part_by_terms)
 
 
 def _label_ensure_shape(view: View) -> Ruling:
@@ -107,13 +100,9 @@ def _label_ensure_shape(view: View) -> Ruling:
     return view.gather() if fixes else ([None], [label])
 
 
-def _label_like(view: View) -> Ruling:
-    label = view.labels[0]
-    return [None], [label if is_sharded(label) else REPLICATED]
-
-
 add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), moves=0)
-_LIKE: Any = {"label": _label_like, "shape": keep_shape(), "of_sizes": True}
+_LIKE: Any = {"shape": keep_shape(), "of_sizes": True}
+_LIKE |= {"label": lambda view: ([None], [each if is_sharded(each) else REPLICATED for each in view.labels])}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 
@@ -127,11 +116,6 @@ def _label_negative(view: View) -> Ruling | None:
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])
 
 
-def _bound_negative(call: Call) -> Interval:
-    low, high = call.values[0].interval
-    return -high, -low
-
-
 def _find_common_shape(call: Call) -> Shapes:
     """Return the shape that all inputs have, with each extent that is known of one; an empty list has no elements yet."""
     filled = [value.shape for value in call.values if value.shape is not None and value.label != EMPTY]
@@ -143,23 +127,16 @@ def _find_common_shape(call: Call) -> Shapes:
 
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
 _SUM |= {"progression": add_progressions}
-_add("AddV2", **_SUM, adds=True, part=make_part(terms_of_broadcast))
+_add("AddV2", **_SUM, adds=True, part=part_by_terms)
 _add("Add", **_SUM)
-_add(
-    "AddN",
-    label=_label_copy,
-    shape=_find_common_shape,
-    linear=SUM,
-    adds=True,
-    part=make_part(terms_of_broadcast),
-)
+_add("AddN", label=_label_copy, shape=_find_common_shape, linear=SUM, adds=True, part=part_by_terms)
 _add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
 _add(
     "Neg",
     label=_label_negative,
     linear=SUM,
     numbers=compute_each(lambda x: subtract(0, x), 1),
-    bounds=_bound_negative,
+    bounds=lambda call: (-call.values[0].interval[1], -call.values[0].interval[0]),
 )
 _add("Real", linear=SUM)
 
@@ -172,15 +149,17 @@ def _bound_product(one: float, other: float) -> float:
     return 0.0 if 0 in (one, other) and math.inf not in (abs(one), abs(other)) else one * other
 
 
-def _bound_quotient(call: Call) -> Interval:
-    return combine_bounds(lambda a, b: a / b)(call) if is_not_zero(call.values[1]) else ANY
-
-
+_quotient = combine_bounds(lambda a, b: a / b)
 _PRODUCT: Any = {"linear": PRODUCT, "bounds": combine_bounds(_bound_product)}
-_SCALED: Any = {"part": make_part(terms_of_broadcast), "scalar_scales": True}
+_SCALED: Any = {"part": part_by_terms, "scalar_scales": True}
 _add("Mul", **_PRODUCT, **_SCALED, numbers=compute_each(_multiply), progression=multiply_progression)
 _add("MulNoNan", **_PRODUCT)
-_add("RealDiv", linear=FIRST, bounds=_bound_quotient, **_SCALED)
+_add(
+    "RealDiv",
+    linear=FIRST,
+    bounds=lambda call: _quotient(call) if is_not_zero(call.values[1]) else ANY,
+    **_SCALED,
+)
 _add("DivNoNan", linear=FIRST, scales=is_any)
 
 

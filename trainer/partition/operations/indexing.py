@@ -4,20 +4,19 @@ Positions count from the first sample of the batch. Where a replica has a part o
 own first sample.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..conversions import Replica, extent_of, find_in_part, find_start, where
+from ..conversions import extent_of, find_in_part, find_start, where
 from ..labels import (
     PARTIAL_MAX,
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    Label,
-    Labels,
     are_together,
     is_partial,
     is_sharded,
@@ -27,18 +26,17 @@ from ..labels import (
 from ..sizes.bounds import Interval
 from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
-from ..sizes.size_arrays import Unknown
-from .call import Call, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
+from ..sizes.size_arrays import Unknown, as_sizes
+from .call import Call, ReplicaCall, Ruling, Shapes, View, keep_shape, name_axes, require, shape_in
 from .number_rules import move_elements
-from .row import add_rows, is_any, row_of
-from .terms import FIRST, Terms, make_part
+from .row import add_rows, is_any, part_by_terms, row_of
+from .terms import FIRST, Terms
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
     """Return whether the second input has positions of samples along the sharded axis of the first one."""
-    params = view.labels[0]
-    plain = is_sharded(params) and params.axis == axis and params.blocks == 1 and not params.chosen
-    return plain and view.mesh.of_batch and are_chosen(view.values[1], view.shape()[axis])
+    plain = view.labels[0] == label_sharded(axis) and view.mesh.of_batch
+    return plain and are_chosen(view.values[1], view.shape()[axis])
 
 
 def _count_in_parts(
@@ -50,22 +48,20 @@ def _count_in_parts(
     are 0. There are none of these where the positions are in parts, too. The input `count` begins with the output's extent.
     """
 
-    def copy(
-        call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-    ) -> Any:
-        divided = made if data is None else call.values[data].labels
+    def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
+        divided = call.made[0] if data is None else call.values[data].labels
         axis = find_axis(call) if any(map(is_sharded, divided)) else None
-        around = zip(divided, call.values[number].labels, places)
+        around = zip(divided, call.values[number].labels, call.places)
         part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
         if part is None or axis is None:
-            return make(given)
+            return call.make(given)
         extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis)
         inside = is_sharded(part[1])
         own = find_in_part(given[number], extent, part[2], inside)
         if inside or data is None:
-            return make([*given[:number], own, *given[number + 1 :]])
+            return call.make([*given[:number], own, *given[number + 1 :]])
         behind = [tf.newaxis] * (call.rank(data) - 1 - axis)
-        found = make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
+        found = call.make([given[0], tf.where(own == -1, tf.zeros_like(own), own), *given[2:]])
         return [where((own != -1)[(..., *behind)], each) for each in found]
 
     return copy
@@ -98,15 +94,9 @@ def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
     """
     params, indices = view.labels[:2]
     of_all = not view.mesh.of_batch or (view.rank(1) == 0 and per_sample(extent) is not None)
-    known = params.blocks == 1 and not params.chosen and (batch == axis if batch else of_all)
+    known = params == label_sharded(axis) and (batch == axis if batch else of_all)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
     return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
-
-
-def _gather_numbers(call: Call, data: np.ndarray, indices: np.ndarray, axis: np.ndarray) -> np.ndarray:
-    if call.attr("batch_dims") or np.any(indices < 0):
-        raise Unknown
-    return np.take(data, indices.astype(np.int64), int(axis))
 
 
 def _bound_positions(call: Call) -> dict[int, Interval]:
@@ -117,22 +107,14 @@ def _bound_positions(call: Call) -> dict[int, Interval]:
 
 _LOOKUP: Any = {"terms": _find_gathered, "label": _label_gather, "linear": FIRST, "scales": is_any}
 _LOOKUP |= {"asserts": _bound_positions, "copy": _count_in_parts(1, lambda call: call.axes(2)[0], data=0)}
-add_rows("GatherV2", **_LOOKUP, numbers=move_elements(_gather_numbers))
+add_rows("GatherV2", **_LOOKUP, numbers=move_elements())
 
 
-def _find_rows(call: Call) -> Terms:
-    """Return the terms of a lookup in a variable."""
-    return Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))])
-
-
-add_rows("ResourceGather", terms=_find_rows)
-
-
-def _find_looked_up(call: Call) -> Terms:
-    return Terms([None, call.names(1)], [call.names(1)])
-
-
-add_rows("LookupTableFindV2", terms=_find_looked_up, harmless=True)
+add_rows(
+    "ResourceGather",
+    terms=lambda call: Terms([None, call.names(1)], [name_axes(require(call.op.outputs[0].shape.rank))]),
+)
+add_rows("LookupTableFindV2", terms=lambda call: Terms([None, call.names(1)], [call.names(1)]), harmless=True)
 
 
 def _label_gather_nd(view: View) -> Ruling:
@@ -181,7 +163,9 @@ def _label_scatter_into(view: View) -> Ruling:
 
 add_rows("TensorScatterAdd TensorScatterSub", label=_label_scatter_into, shape=keep_shape())
 add_rows("TensorScatterUpdate TensorScatterMax TensorScatterMin MatrixSetDiagV3", shape=keep_shape())
-add_rows("InvertPermutation", shape=keep_shape(), numbers=move_elements(lambda call, x: np.argsort(x), 0))
+add_rows(
+    "InvertPermutation", shape=keep_shape(), numbers=lambda call, number: as_sizes(np.argsort(call.fixed(0)))
+)
 
 
 def _find_codes(call: Call) -> Terms:
@@ -191,7 +175,7 @@ def _find_codes(call: Call) -> Terms:
 
 
 _codes = _count_in_parts(0, lambda call: call.attr("axis") % (call.rank() + 1), count=1)
-add_rows("OneHot", terms=_find_codes, part=make_part(_find_codes), copy=_codes)
+add_rows("OneHot", terms=_find_codes, part=part_by_terms, copy=_codes)
 
 _SEGMENTS = {
     "UnsortedSegmentSum": PARTIAL_SUM, "UnsortedSegmentMax": PARTIAL_MAX, "UnsortedSegmentMin": PARTIAL_MIN,
@@ -213,35 +197,32 @@ def _label_segments(view: View) -> Ruling:
     return [None, label_sharded(0, chosen=data.chosen), sizes(0)], [label_sharded(0)]
 
 
-def _find_segments(call: Call) -> Shapes:
-    return [[call.item(2), *call.shape()[call.rank(1) :]]]
-
-
-def _part_of_segments(call: Call, output: Any, want: Label, mesh: Any) -> Any:
-    return [None, REPLICATED, sizes(0)] if want.axis == 0 else None
-
-
 _count_segments = _count_in_parts(1, lambda call: 0, count=2)
 
 
-def _copy_segments(call: Call, made: Labels, given: list[Any], places: Any, make: Callable[..., Any]) -> Any:
+def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the sums, or NaN where a sample's entries are outside of this replica's part.
 
     A lookup has proved that none are, but on a GPU a lookup out of bounds is no error.
     """
 
     def make_checked(given: list[Any]) -> list[Any]:
-        (found,) = make(given)
+        (found,) = call.make(given)
         outside = tf.reduce_any((given[1] < 0) | (given[1] >= tf.cast(given[2], given[1].dtype)))
         return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
 
     ids = call.values[1].label
-    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(made[0])
-    return _count_segments(call, made, given, places, make_checked if looked_up else make)
+    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(call.made[0][0])
+    return _count_segments(dataclasses.replace(call, make=make_checked) if looked_up else call, given)
 
 
-_ROW: Any = {"label": _label_segments, "shape": _find_segments, "copy": _copy_segments}
-add_rows("UnsortedSegmentSum", part=_part_of_segments, **_ROW)
+_ROW: Any = {"label": _label_segments, "copy": _copy_segments}
+_ROW |= {"shape": lambda call: [[call.item(2), *call.shape()[call.rank(1) :]]]}
+add_rows(
+    "UnsortedSegmentSum",
+    part=lambda call, output, want, mesh: None if want.axis else [None, REPLICATED, sizes(0)],
+    **_ROW,
+)
 add_rows("UnsortedSegmentMax UnsortedSegmentMin", **_ROW)
 
 
@@ -255,11 +236,7 @@ def _label_bins(view: View) -> Ruling:
     raise Unknown
 
 
-def _find_bins(call: Call) -> Shapes:
-    return [[*call.shape()[:-1], call.item(1)]]
-
-
-add_rows("DenseBincount", label=_label_bins, shape=_find_bins)
+add_rows("DenseBincount", label=_label_bins, shape=lambda call: [[*call.shape()[:-1], call.item(1)]])
 
 
 def _find_origin(tensor: Any) -> Any:
@@ -280,13 +257,11 @@ def _label_where(view: View) -> Ruling:
     return [None], [label_sharded(0, chosen=chosen)]
 
 
-def _copy_where(
-    call: Call, made: Labels, given: list[Any], places: Sequence[Replica], make: Callable[..., Any]
-) -> Any:
+def _copy_where(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the positions in the batch."""
-    (found,) = make(given)
-    divided = is_sharded(made[0])
-    return [found + find_start(extent_of(given[0], 0), found.dtype, places[0]) if divided else found]
+    (found,) = call.make(given)
+    divided = is_sharded(call.made[0][0])
+    return [found + find_start(extent_of(given[0], 0), found.dtype, call.places[0]) if divided else found]
 
 
 _WHERE: Any = {"label": _label_where, "progression": lambda call, shape: CHOSEN if call.rank() == 1 else None}

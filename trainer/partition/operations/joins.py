@@ -7,9 +7,9 @@ import numpy as np
 from ..labels import is_sharded
 from ..sizes.positions import put_in_column
 from ..sizes.size import Extent, quotient
-from ..sizes.size_arrays import Unknown, as_sizes
+from ..sizes.size_arrays import as_sizes
 from .call import Call, Ruling, View, name_axes
-from .number_rules import numbers_of
+from .number_rules import move_elements, numbers_of
 from .row import add_rows
 from .terms import SUM, Terms
 
@@ -54,13 +54,8 @@ def _label_joined(view: View) -> Ruling | None:
     return view.gather() if along and any(label != parts[0] for label in parts) else None
 
 
-def _concat_numbers(call: Call, number: int) -> np.ndarray:
-    parts = call.values[:-1]
-    return as_sizes(np.concatenate([*map(numbers_of, parts)], int(call.fixed(len(parts)))))
-
-
 _JOIN: Any = {"linear": SUM, "progression": put_in_column}
-add_rows("ConcatV2", terms=_find_joined, label=_label_joined, numbers=_concat_numbers, **_JOIN)
+add_rows("ConcatV2", terms=_find_joined, label=_label_joined, numbers=move_elements(end=-1), **_JOIN)
 
 
 def _find_packed(call: Call) -> Terms:
@@ -76,11 +71,7 @@ def _label_pack(view: View) -> Ruling | None:
     return view.gather() if chosen or of_sizes else None
 
 
-def _pack_numbers(call: Call, number: int) -> np.ndarray:
-    return as_sizes(np.stack([*map(numbers_of, call.values)], call.attr("axis")))
-
-
-add_rows("Pack", terms=_find_packed, label=_label_pack, numbers=_pack_numbers, **_JOIN)
+add_rows("Pack", terms=_find_packed, label=_label_pack, numbers=move_elements(end=None), **_JOIN)
 
 
 def _find_unpacked(call: Call) -> Terms:
@@ -89,20 +80,11 @@ def _find_unpacked(call: Call) -> Terms:
     return Terms([names], [names[:axis] + names[axis + 1 :]] * call.count, names[axis])
 
 
-def _unpack_numbers(call: Call, number: int) -> np.ndarray:
-    return as_sizes(np.moveaxis(numbers_of(call.values[0]), call.attr("axis"), 0)[number])
-
-
-add_rows("Unpack", terms=_find_unpacked, moves=0, numbers=_unpack_numbers)
-
-
-def _find_inputs(call: Call) -> tuple[int, int]:
-    """Return the numbers of the inputs of a split that are the data and the axis."""
-    return (1, 0) if call.type == "Split" else (0, 2)
+add_rows("Unpack", terms=_find_unpacked, moves=0, numbers=move_elements())
 
 
 def _find_split(call: Call) -> Terms:
-    data, where = _find_inputs(call)
+    data, where = (1, 0) if call.type == "Split" else (0, 2)
     shape, (axis,) = call.shape(data), call.axes(where, data)
     sizes = [quotient(shape[axis], call.count)] * call.count
     if call.type == "SplitV":
@@ -116,19 +98,8 @@ def _find_split(call: Call) -> Terms:
     return Terms([*[None] * data, names], outputs, new=dict(zip(parts, sizes)), cuts=cuts)
 
 
-def _split_numbers(call: Call, number: int) -> np.ndarray:
-    data, where = _find_inputs(call)
-    parts: Any = call.count
-    if call.type == "SplitV":
-        parts = np.cumsum(call.fixed(1))[:-1]
-        if np.any(call.fixed(1) < 0):
-            raise Unknown
-    return as_sizes(np.split(numbers_of(call.values[data]), parts, int(call.fixed(where)))[number])
-
-
-_SPLIT: Any = {"terms": _find_split, "numbers": _split_numbers}
-add_rows("Split", moves=1, **_SPLIT)
-add_rows("SplitV", moves=0, **_SPLIT)
+add_rows("Split", moves=1, terms=_find_split, numbers=move_elements(1, 2))
+add_rows("SplitV", moves=0, terms=_find_split, numbers=move_elements())
 
 
 def _stitch_numbers(call: Call, number: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from ..labels import EMPTY, REPLICATED, Label, is_sharded, sizes
 from ..sizes.size import Extent, Shape, is_open
 from ..sizes.size_arrays import extents_of, merge_shapes, of_one_sample
 from .call import Call, Ruling, Shapes, View, Wants
+from .number_rules import keep_list_elements
 from .row import add_rows
 
 
@@ -95,10 +96,6 @@ def _hold(number: int) -> Any:
     return find_elements
 
 
-def _keep_elements(call: Call) -> Any:
-    return call.values[0].elements
-
-
 def _label_new(view: View) -> Ruling:
     extents = view.values[0].constant
     varying = [] if extents is None else [n for n, extent in enumerate(extents.ravel()) if is_open(extent)]
@@ -119,11 +116,11 @@ _add("TensorListSplit", "b* d# -", "ad*")
 _add("TensorListPushBack", "a* *", "+*", elements=_hold(1))
 _add("TensorListSetItem", "a* - *", "a*", elements=_hold(2))
 _add("TensorListScatterIntoExistingList", "a* b* -", "c*")
-_popped: Any = {"numbers": lambda call, number: call.values[0].elements, "elements": _keep_elements}
+_popped: Any = {"numbers": lambda call, number: call.values[0].elements, "elements": keep_list_elements}
 _add("TensorListPopBack", "a* #", "c* *", **_popped)
 _add("TensorListGetItem", "a* - #", "*")
 _add("TensorListStack", "a* #", "a*")
 _add("TensorListGather", "a* i #", "i*")
-_add("TensorListResize", "a* -", "c*", elements=_keep_elements)
+_add("TensorListResize", "a* -", "c*", elements=keep_list_elements)
 _add("TensorListLength TensorListElementShape", "a*", "-")
 _add("TensorListConcatV2", "ad* d# -", "e* -")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..sizes.size import if_known
-from ..sizes.size_arrays import Unknown, as_sizes, plain
-from .call import Call, require
-from .row import MOST_ELEMENTS, Numbers, row_of
+from ..sizes.size_arrays import Unknown, as_sizes
+from .call import Call
+from .row import MOST_ELEMENTS, Numbers
 
 add, subtract, multiply = (if_known(fn) for fn in (operator.add, operator.sub, operator.mul))
 
@@ -34,26 +34,38 @@ def compute_each(fn: Callable[..., Any], count: int = 2) -> Numbers:
     return lambda call, number: as_sizes(numpy(*map(numbers_of, call.values)))
 
 
-def move_elements(fn: Callable[..., Any], data: int = 1) -> Numbers:
-    """Return a rule for an operation that moves elements of its first `data` inputs; the others are fixed."""
+def move_elements(first: int = 0, end: int | None = 1) -> Numbers:
+    """Return a rule for an operation that moves elements of the inputs from `first` to `end`; the others are fixed.
+
+    TensorFlow tells where elements come from: it moves their positions.
+    """
 
     def rule(call: Call, number: int) -> np.ndarray:
-        fixed = (call.fixed(n) for n in range(data, len(call.values)))
-        return as_sizes(fn(call, *map(numbers_of, call.values[:data]), *fixed))
+        moved = range(len(call.values))[first:end]
+        arrays = [numbers_of(call.values[n]) for n in moved]
+        elements = np.concatenate([array.ravel() for array in arrays])
+        if elements.size and all(each is None for each in elements):
+            raise Unknown
+        ends = np.cumsum([array.size for array in arrays])
+        positions = (np.arange(n - array.size, n).reshape(array.shape) for n, array in zip(ends, arrays))
+        fixed = {n: call.fixed(n) for n in range(len(call.values)) if n not in moved}
+        given = [fixed[n].astype(value.dtype.as_numpy_dtype) if n in fixed else next(positions)
+                 for n, value in enumerate(call.values)]  # fmt: skip
+        return as_sizes(elements[call.compute(given)[number]])
 
     return rule
 
 
-def keep_elements(call: Call, number: int) -> np.ndarray:
-    """Return the numbers of the first input, which an operation keeps in their order."""
-    shape = row_of(call.op).find_shapes(call)[0]
-    return numbers_of(call.values[0]).reshape(require(plain(as_sizes(require(shape)))).tolist())
+def keep_list_elements(call: Call) -> Any:
+    """Return the constant of all elements of the list that is the first input."""
+    return call.values[0].elements
 
 
 def reduce_elements(fn: Callable[[Any, Any], Any], start: Any) -> Numbers:
     """Return a rule for a reduction over all axes, from `start`; None: there must be an element."""
 
-    def rule(call: Call, data: np.ndarray, axes: np.ndarray) -> np.ndarray:
+    def rule(call: Call, number: int) -> np.ndarray:
+        data, axes = numbers_of(call.values[0]), call.fixed(1)
         if not np.size(axes):
             return data
         if (data.ndim > 1 and np.size(axes) != data.ndim) or (not data.size and start is None):
@@ -61,7 +73,7 @@ def reduce_elements(fn: Callable[[Any, Any], Any], start: Any) -> Numbers:
         found = functools.reduce(fn, data.ravel(), *([] if start is None else [start]))
         return as_sizes(np.full([1] * data.ndim, found) if call.attr("keep_dims") else found)
 
-    return move_elements(rule)
+    return rule
 
 
 def negate(known: bool | None) -> bool | None:

@@ -1,8 +1,9 @@
-"""Products: operations in the notation of einsum, biases, filters."""
+"""Products: operations in the notation of einsum, attention, biases, filters."""
 
 from collections.abc import Callable
 from typing import Any
 
+from ....distribute.attention.operation import BACKWARD, FORWARD, letters_of
 from ..labels import PARTIAL_SUM
 from ..sizes.size import broadcast_extent
 from .call import Call, name_axes
@@ -41,6 +42,16 @@ _PRODUCT: Any = {"linear": PRODUCT, "scales": is_factor, "reason": COMPARES}
 add_rows("MatMul", terms=_find_matrix_terms("transpose_a", "transpose_b"), **_PRODUCT)
 add_rows("BatchMatMul BatchMatMulV2 BatchMatMulV3", terms=_find_matrix_terms("adj_x", "adj_y"), **_PRODUCT)
 add_rows("Einsum", terms=_find_einsum_terms, **_PRODUCT)
+
+
+def _find_attention_terms(call: Call) -> Terms:
+    """Return the axes. Heads of keys that groups of queries share get a part of their gradient from each part of a group."""
+    ones = [[extent == 1 for extent in tensor.shape] for tensor in call.op.inputs]
+    inputs, outputs = letters_of(call.type, ones)
+    return Terms(inputs, outputs, mixed="TSHV", reduced=PARTIAL_SUM)
+
+
+add_rows(f"{FORWARD} {BACKWARD}", terms=_find_attention_terms, reason=COMPARES)
 
 
 def _find_bias_terms(call: Call) -> Terms:

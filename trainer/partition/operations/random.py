@@ -77,11 +77,7 @@ def _is_same(one: tf.Tensor, other: tf.Tensor) -> bool:
 add_rows(_WITH_KEY, label=_label_draw_with_key, shape=shape_in(0), fills=True)
 
 
-def _label_draw(view: View) -> Ruling:
-    return label_filled(view, _FILLED(view)) or label_shared_draw(view)
-
-
-def label_shared_draw(view: View) -> Ruling:
+def _label_shared_draw(view: View) -> Ruling:
     """Label a draw that all replicas share: the first one's numbers."""
     return [REPLICATED] * len(view.labels), [OWN] * view.count
 
@@ -99,9 +95,14 @@ def _shuffle_positions(call: Call) -> Callable[..., list[tf.Tensor]] | None:
 _instead = "draw them before it, or with `tf.random.stateless_uniform` and the like"
 _effect = ("draws random numbers that all replicas share", _instead)
 _DRAW: Any = {"draws": True, "fills": True, "effect": _effect}
-_SHARED: Any = {"label": label_shared_draw, **_DRAW}
+_SHARED: Any = {"label": _label_shared_draw, **_DRAW}
 _PLAIN = "RandomStandardNormal RandomUniform RandomUniformInt TruncatedNormal"
-add_rows(_PLAIN, label=_label_draw, shape=shape_in(0), **_DRAW)
+add_rows(
+    _PLAIN,
+    label=lambda view: label_filled(view, _FILLED(view)) or _label_shared_draw(view),
+    shape=shape_in(0),
+    **_DRAW,
+)
 add_rows("RandomGamma RandomPoissonV2", shape=shape_in(0, 1), **_SHARED)
 add_rows("Multinomial", terms=of_each_sample(0, infers=True), **_SHARED)
 add_rows("RandomShuffle", shape=keep_shape(), rewrite=_shuffle_positions, reason=ORDERS, **_SHARED)

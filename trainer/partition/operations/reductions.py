@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
 from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
@@ -51,12 +49,6 @@ def _bound_sum(call: Call) -> Interval:
     return (low * most if low < 0 else 0), (high * most if high > 0 else 0)
 
 
-def _is_over_nothing(call: Call) -> bool:
-    """Return whether a sum is over no axes; backward passes have many."""
-    axes = call.values[1].constant
-    return axes is not None and not axes.size
-
-
 def _label_mean(view: View) -> Ruling | None:
     sums = view.labels[0] == PARTIAL_SUM and not view.values[0].dtype.is_integer
     return view.keep(PARTIAL_SUM) if sums else None
@@ -68,7 +60,8 @@ def _label_product(view: View) -> Ruling | None:
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 
-_SUM: Any = {"bounds": _bound_sum, "unchanged": _is_over_nothing, "passes": [PARTIAL_SUM]}
+_SUM: Any = {"bounds": _bound_sum, "passes": [PARTIAL_SUM]}
+_SUM |= {"unchanged": lambda call: not call.constant(1).size}  # backward passes have many sums over no axes
 _add_reduction("Sum", PARTIAL_SUM, numbers=reduce_elements(add, 0), **_SUM)
 _add_reduction("Mean", PARTIAL_MEAN, label=_label_mean, bounds=keep_bounds(), rewrite=divide_mean)
 _add_reduction("Max", PARTIAL_MAX, passes=[PARTIAL_MAX], numbers=reduce_elements(largest, None))
@@ -95,8 +88,7 @@ def _mix_axes(number: int) -> Callable[[Call], Terms]:
 _SCAN: Any = {"terms": _mix_axes(1), "shape": keep_shape(), "reason": ORDERS}
 add_rows("Cumsum", **_SCAN, passes=[PARTIAL_SUM])
 add_rows("Cumprod CumulativeLogsumexp", **_SCAN)
-_flip = move_elements(lambda call, x, axes: np.flip(x, tuple(axes.tolist())))
-add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=_flip, bounds=keep_bounds())
+add_rows("ReverseV2", **_SCAN, passes=[PARTIAL_SUM], numbers=move_elements(), bounds=keep_bounds())
 add_rows("Roll", terms=_mix_axes(2), shape=keep_shape(), passes=[PARTIAL_SUM], reason=ORDERS)
 add_rows("Softmax", terms=of_each_sample(0, last=1, same=True), bounds=bound_by(0, 1), rewrite=divide_softmax)
 add_rows("LogSoftmax", terms=of_each_sample(0, last=1, same=True), rewrite=divide_softmax)

@@ -2,19 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from ....compat.tensorflow_graphs.named_calls import kind_of
-from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, Label, Labels, sizes
 from ..program import MeshAxis, Value
 from ..sizes.bounds import ANY, Interval, bounds_of_sizes, is_finite, is_not_zero, limits_of, round_outwards
 from ..sizes.positions import Progression
 from ..sizes.size import Shape, Size
 from ..sizes.size_arrays import Unknown
-from .call import Call, Ruling, Shapes, View
+from .call import Call, ReplicaCall, Ruling, Shapes, View, Wants, require
 from .terms import SUM, Terms, find_shapes_of_terms, label_terms
 
 COMPARES, ORDERS = "samples are compared with each other", "samples are put in order"
@@ -24,6 +24,7 @@ MOST_ELEMENTS = 64
 _TRACKED = (tf.int32, tf.int64, tf.bool)  # other integers may wrap around
 Numbers = Callable[[Call, int], "np.ndarray | None"]
 Bounds = Callable[[Call], Interval]
+Found = TypeVar("Found")
 
 
 def keeps_signs(value: Any) -> bool:
@@ -62,14 +63,13 @@ class Row:
         numbers: `fn(call, number)`, the numbers of an output as sizes.
         bounds: the bounds of its outputs.
         progression: `fn(call, shape)`, in which way its output counts the samples.
+        sums: `fn(call, number)`, for each axis of a broadcast gradient whether it is summed, where `numbers` are not known.
         asserts: the bounds of inputs, by their numbers, that are an error outside of them.
         rewrite: a function of its inputs that computes the same with simpler operations; None: the row holds.
         unchanged: whether the output is the first input.
-        copy: `fn(call, made, given, places, make)`, the outputs on one replica, instead of `make(given)`; with the labels of
-            the first output, and the replica's places along the axes of the mesh.
+        copy: `fn(call, given)`, the outputs on one replica, instead of `call.make(given)`.
         elements: the constant of all elements of a list that it makes.
-        attributes: `fn(call, output)`, attributes that its copy needs.
-        part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone.
+        part: `fn(call, output, want, mesh)`, the labels of inputs with which it makes a part of its output alone, or None.
         draws: whether it draws random numbers, with a state of its kernel.
         reads, writes: whether it reads or writes the variable that is its first input.
         calls_python: whether it runs Python code.
@@ -96,12 +96,12 @@ class Row:
     numbers: Numbers | None = None
     bounds: Bounds | None = None
     progression: Callable[[Call, Shape], Progression | None] | None = None
+    sums: Callable[[Call, int], tuple[bool | None, ...]] | None = None
     asserts: Callable[[Call], dict[int, Interval]] | None = None
     rewrite: Callable[[Call], Callable[..., Any] | None] | None = None
     unchanged: Callable[[Call], bool] | None = None
-    copy: Callable[..., list[Any]] | None = None
+    copy: Callable[[ReplicaCall, list[Any]], list[Any]] | None = None
     elements: Callable[[Call], Any] | None = None
-    attributes: Callable[[Call, Value], dict[str, Any]] | None = None
     part: Callable[..., Any] | None = None
     draws: bool = False
     reads: bool = False
@@ -140,21 +140,6 @@ class Row:
             found = None
         return view.gather() if found is None else found
 
-    def find_part(
-        self, call: Call, output: Value, want: Label, mesh: MeshAxis
-    ) -> Sequence[Label | None] | None:
-        """Return the labels of inputs with which the operation makes a part of its output alone; None: it cannot."""
-        try:
-            return None if self.part is None else self.part(call, output, want, mesh)
-        except Unknown:
-            return None
-
-    def find_elements(self, call: Call) -> Any:
-        """Return the constant of all elements of a list that the operation makes; None: there is none."""
-        if self.elements is None:
-            return call.values[0].elements if self.copies else None
-        return self.elements(call)
-
     def find_shapes(self, call: Call) -> list[Shape]:
         """Return the shape of each output on a single device, for every batch; that of a list is its elements'."""
         try:
@@ -183,15 +168,58 @@ def row_of(op: tf.Operation) -> Row:
     return ROWS.get(kind_of(op), NO_ROW)
 
 
-def find_numbers(call: Call, number: int) -> np.ndarray | None:
-    """Return the numbers of an output on a single device, for every batch; None where they are not known, or many."""
-    tensor, rule = call.op.outputs[number], row_of(call.op).numbers
-    if tensor.dtype not in _TRACKED or rule is None or (tensor.shape.num_elements() or 0) > MOST_ELEMENTS:
-        return None
+def ask(rule: Callable[..., Found] | None, *given: Any) -> Found | None:
+    """Return what a rule of a row says; None: there is no rule, or it needs what is not known.
+
+    NumPy's errors are those of what fails on a single device, too.
+    """
     try:
-        found = rule(call, number)
-    except (Unknown, IndexError, ValueError):  # NumPy's errors of what fails on a single device, too
+        return None if rule is None else rule(*given)
+    except (Unknown, IndexError, ValueError):
         return None
+
+
+def part_by_terms(call: Call, output: Value, want: Label, mesh: MeshAxis) -> Wants | None:
+    """Return the labels with which an operation makes a part of its output, from the parts of inputs with that axis."""
+    terms = require(row_of(call.op).terms)(call)
+    letter, wants = (terms.outputs[0] or "")[want.axis], Wants([None] * len(call.values))
+    for number, term in enumerate(terms.inputs):
+        axis = (term or "").find(letter)
+        if axis >= 0:
+            alike = call.shape(number)[axis] == require(output.shape)[want.axis]
+            wants[number] = require(want._replace(axis=axis) if alike else None)
+    for number, term in terms.sizes.items():
+        if letter in term:
+            wants[number] = sizes(term.index(letter))
+    return None if letter in (*terms.mixed, *terms.cuts, "1") or not any(wants) else wants
+
+
+def find_values(call: Call, labels: Labels) -> list[Value]:
+    """Return what is known of an operation's outputs on a single device, for every batch; with these labels."""
+    row, found = row_of(call.op), list[Value]()
+    for number, (tensor, shape) in enumerate(zip(call.op.outputs, row.find_shapes(call))):
+        value = Value(tensor.dtype, shape, labels)
+        found.append(value)
+        if tensor.dtype == tf.variant:
+            value.elements = ask(row.elements, call)
+            continue
+        if shape is None:
+            value.shape = call.find_traced_shape(number)
+        value.constant = _find_numbers(call, number)
+        value.interval = _find_bounds(call, number, value.constant)
+        if value.constant is None:
+            value.sums = ask(row.sums, call, number) or ()
+        if number == 0 and tensor.dtype in _TRACKED[:2]:
+            value.progression = ask(row.progression, call, value.shape)
+    return found
+
+
+def _find_numbers(call: Call, number: int) -> np.ndarray | None:
+    """Return the numbers of an output; None where they are not known, or many."""
+    tensor = call.op.outputs[number]
+    if tensor.dtype not in _TRACKED or (tensor.shape.num_elements() or 0) > MOST_ELEMENTS:
+        return None
+    found = ask(row_of(call.op).numbers, call, number)
     if found is None or found.size > MOST_ELEMENTS or not _fits(found, tensor.dtype):
         return None
     return None if found.size and all(each is None for each in found.flat) else found
@@ -207,7 +235,7 @@ def _fits(numbers: np.ndarray, dtype: tf.DType) -> bool:
     return all(least <= n <= most for n in found)
 
 
-def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
+def _find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
     """Return the bounds of an output, or of the numbers that are `known` of it."""
     dtype, row = call.op.outputs[number].dtype, row_of(call.op)
     if dtype == tf.bool:
@@ -219,14 +247,3 @@ def find_bounds(call: Call, number: int, known: np.ndarray | None) -> Interval:
     if row.bounds is None:
         return ANY if row.moves is None else round_outwards(call.values[row.moves].interval, dtype)
     return round_outwards(row.bounds(call), dtype)
-
-
-def find_progression(call: Call, number: int, shape: Shape) -> Progression | None:
-    """Return in which way an output counts the samples; None: in none."""
-    rule = row_of(call.op).progression
-    if rule is None or number or call.op.outputs[number].dtype not in _TRACKED[:2]:
-        return None
-    try:
-        return rule(call, shape)
-    except Unknown:
-        return None

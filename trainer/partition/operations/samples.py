@@ -1,13 +1,13 @@
 """Operations on each sample alone: pictures, matrices, Fourier transforms, losses of classes."""
 
-from collections.abc import Callable, Sequence
+import itertools
 from typing import Any
 
 import tensorflow as tf
 
 from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
-from .call import Call, name_axes, shape_in
+from .call import Call, ReplicaCall, name_axes, require, shape_in
 from .row import add_rows
 from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
 from .terms import Terms
@@ -28,18 +28,14 @@ def of_each_sample(
 
     def find_terms(call: Call) -> Terms:
         count = 1 if last is None else max(call.rank(batched[0]) - last, 0)
-        used = count
+        samples, letters = name_axes(count), iter(name_axes(99, count))
 
         def with_more(rank: int | None) -> str:
             """Return the letters of the samples, and further ones."""
-            nonlocal used
-            if rank is None:
-                raise Unknown
-            used += max(rank - count, 0)
-            return name_axes(count) + name_axes(max(rank - count, 0), used - max(rank - count, 0))
+            return samples + "".join(itertools.islice(letters, max(require(rank) - count, 0)))
 
         terms = [with_more(call.rank(n)) if n in batched else None for n in range(len(call.values))]
-        mixed = name_axes(used - count, count)
+        mixed = "".join(term[count:] for term in terms if term)
         made = [terms[batched[0]] if same else with_more(tensor.shape.rank) for tensor in call.op.outputs]
         sizes = {} if sized is None else {sized: made[0] or ""}
         return Terms(terms, made, mixed, sizes=sizes, infers=infers)
@@ -63,12 +59,10 @@ add_rows("MatrixDeterminant Qr Svd SelfAdjointEigV2 Lu", terms=of_each_sample(0,
 add_rows("MatrixDiagPartV3", terms=of_each_sample(0, last=2), rewrite=look_up_diagonal)
 
 
-def _find_projected(call: Call) -> Terms:
-    of_each = is_open(call.shape(1)[0])  # a transform for each sample, or one for all
-    return of_each_sample(*((0, 1) if of_each else (0,)), infers=True)(call)
-
-
-add_rows("ImageProjectiveTransformV3", terms=_find_projected)
+add_rows(
+    "ImageProjectiveTransformV3",  # with a transform for each sample, or one for all
+    terms=lambda call: of_each_sample(*((0, 1) if is_open(call.shape(1)[0]) else (0,)), infers=True)(call),
+)
 
 
 def _find_solved(call: Call) -> Terms:
@@ -101,27 +95,25 @@ def _find_normalized(call: Call) -> Terms:
 add_rows("FusedBatchNormV3", terms=_find_normalized)
 
 
-def _copy_entropy(
-    call: Call, made: Any, given: list[Any], places: Sequence[Any], make: Callable[..., Any]
-) -> list[Any]:
+def _copy_entropy(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the outputs for labels that are broadcast; TensorFlow expects outputs of one sample otherwise."""
     if call.shape(0) != call.shape(1):
         size = tf.broadcast_dynamic_shape(*map(tf.shape, given))
         given = [tf.broadcast_to(each, size) for each in given]
-    return make(given)
+    return call.make(given)
 
 
-def _find_dense_losses(call: Call) -> Terms:
-    return Terms(["ab", "ab"], ["a", "ab"], "b", join=broadcast_extent)
-
-
-def _find_sparse_losses(call: Call) -> Terms:
-    return Terms(["ab", "a"], ["a", "ab"], "b")
-
-
-_DENSE: Any = {"terms": _find_dense_losses, "rewrite": divide_dense_entropy, "copy": _copy_entropy}
-add_rows("SoftmaxCrossEntropyWithLogits", **_DENSE)
-add_rows("SparseSoftmaxCrossEntropyWithLogits", terms=_find_sparse_losses, rewrite=divide_sparse_entropy)
+add_rows(
+    "SoftmaxCrossEntropyWithLogits",
+    terms=lambda call: Terms(["ab", "ab"], ["a", "ab"], "b", join=broadcast_extent),
+    rewrite=divide_dense_entropy,
+    copy=_copy_entropy,
+)
+add_rows(
+    "SparseSoftmaxCrossEntropyWithLogits",
+    terms=lambda call: Terms(["ab", "a"], ["a", "ab"], "b"),
+    rewrite=divide_sparse_entropy,
+)
 add_rows("InTopKV2", terms=lambda call: Terms(["ab", "a"], ["a"], "b"), rewrite=divide_ranks)
 
 

@@ -11,11 +11,11 @@ from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
 from ..sizes.size import Extent, at_most, is_open, quotient
 from ..sizes.size_arrays import Unknown, align, as_sizes, broadcast_axes, extents_of, product
-from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
-from .number_rules import add, keep_elements, move_elements, numbers_of
-from .row import MOST_ELEMENTS, add_rows
+from .call import Call, ReplicaCall, Ruling, Shapes, View, name_axes, require, shape_in
+from .number_rules import add, move_elements, numbers_of
+from .row import MOST_ELEMENTS, add_rows, ask, part_by_terms
 from .shares import decide_gradient_axes
-from .terms import PRODUCT, SUM, Terms, make_part
+from .terms import PRODUCT, SUM, Terms
 
 
 def _label_sizes(view: View) -> Ruling:
@@ -36,12 +36,12 @@ def _shape_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(found)
 
 
-def _find_rank(call: Call) -> Shapes:
-    return [[None if value.shape is None else len(value.shape)] for value in call.values]
-
-
 _SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True}
-add_rows("Shape ShapeN", shape=_find_rank, **_SIZES)
+add_rows(
+    "Shape ShapeN",
+    shape=lambda call: [[None if value.shape is None else len(value.shape)] for value in call.values],
+    **_SIZES,
+)
 add_rows("Size Rank", **_SIZES)
 
 
@@ -90,17 +90,16 @@ def _has_shape(call: Call) -> bool:
     return same
 
 
-def _part_of_reshape(call: Call, output: Any, want: Label, mesh: MeshAxis) -> Any:
-    return [_reshape_label(want, output.shape, call.shape(), mesh), sizes(want.axis)]
-
-
-_KEEPS: Any = {"moves": 0, "numbers": keep_elements, "progression": keep_progression}
+_KEEPS: Any = {"moves": 0, "numbers": move_elements(), "progression": keep_progression}
 add_rows(
     "Reshape",
     label=_label_reshape,
     shape=_find_reshaped,
     unchanged=_has_shape,
-    part=_part_of_reshape,
+    part=lambda call, output, want, mesh: [
+        _reshape_label(want, output.shape, call.shape(), mesh),
+        sizes(want.axis),
+    ],
     **_KEEPS,
 )
 
@@ -114,35 +113,35 @@ def _find_expanded(call: Call) -> Terms:
 add_rows("ExpandDims", terms=_find_expanded, **_KEEPS)
 
 
-def _find_squeezed(call: Call) -> Terms:
-    """Return the terms of a `Squeeze`; without a list of axes, an extent that may be 1 for some batch is not known."""
+def _find_dropped(call: Call) -> list[int]:
+    """Return the axes that a `Squeeze` drops; without a list of them, it must be known for every batch which are 1."""
     shape = call.shape()
     dims = [dim % len(shape) for dim in call.attr("squeeze_dims")]
     if not dims and not all(isinstance(extent, int) or at_most(2, extent) for extent in shape):
         raise Unknown
-    dropped = dims or [axis for axis, extent in enumerate(shape) if extent == 1]
-    term = "".join("1" if axis in dropped else name for axis, name in enumerate(name_axes(len(shape))))
+    return dims or [axis for axis, extent in enumerate(shape) if extent == 1]
+
+
+def _find_squeezed(call: Call) -> Terms:
+    dropped = _find_dropped(call)
+    term = "".join("1" if axis in dropped else name for axis, name in enumerate(call.names()))
     return Terms([term], [term.replace("1", "")])
 
 
-def _name_squeezed(call: Call, output: Any) -> dict[str, Any]:
-    """Return the axes to drop: an axis of one sample on this replica stays."""
-    shape = call.values[0].shape
-    if call.attr("squeeze_dims") or not shape or output.shape is None:
-        return {}
-    return {"squeeze_dims": [axis for axis, extent in enumerate(shape) if extent == 1]}
+def _copy_squeezed(call: ReplicaCall, given: list[Any]) -> list[Any]:
+    """Return the output with the same axes dropped: an axis of one sample on this replica stays."""
+    return call.make(given, squeeze_dims=ask(_find_dropped, call) or [])
 
 
-add_rows("Squeeze", terms=_find_squeezed, attributes=_name_squeezed, **_KEEPS)
+add_rows("Squeeze", terms=_find_squeezed, copy=_copy_squeezed, **_KEEPS)
 
 
-def _find_transposed(call: Call) -> Terms:
-    names = call.names()
-    return Terms([names], ["".join(names[axis] for axis in call.axes(1))])
-
-
-_transpose = move_elements(lambda call, x, order: np.transpose(x, order))
-add_rows("Transpose", terms=_find_transposed, numbers=_transpose, moves=0)
+add_rows(
+    "Transpose",
+    terms=lambda call: Terms([call.names()], ["".join(call.names()[axis] for axis in call.axes(1))]),
+    numbers=move_elements(),
+    moves=0,
+)
 
 
 def _find_tiled(call: Call) -> Terms:
@@ -186,8 +185,8 @@ def _fill_numbers(call: Call, number: int) -> np.ndarray:
 
 _FILLS: Any = {"fills": True, "bounds": keep_bounds(), "linear": SUM}
 _broadcast, _filled = find_filled(1, 0), find_filled(0, 1)
-add_rows("Tile", terms=_find_tiled, part=make_part(_find_tiled), passes=[PARTIAL_SUM], **_FILLS)
-add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=make_part(_broadcast), **_FILLS)
+add_rows("Tile", terms=_find_tiled, part=part_by_terms, passes=[PARTIAL_SUM], **_FILLS)
+add_rows("BroadcastTo", terms=_broadcast, shape=shape_in(1), part=part_by_terms, **_FILLS)
 _FILL: Any = {
     "numbers": _fill_numbers,
     "bounds": keep_bounds(1),
@@ -204,16 +203,14 @@ def _gradient_axes(call: Call, number: int) -> np.ndarray:
     return as_sizes([axis for axis, is_summed in enumerate(sums) if is_summed])
 
 
-def find_sums(call: Call, number: int) -> tuple[bool | None, ...]:
-    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it; () elsewhere."""
-    shapes = [value.constant for value in call.values if value.constant is not None]
-    if call.type != "BroadcastGradientArgs" or len(shapes) < 2:
-        return ()
+def _find_sums(call: Call, number: int) -> tuple[bool | None, ...]:
+    """Return for each axis of a broadcast gradient whether it is summed, where plain integers decide it."""
+    shapes = [call.constant(0), call.constant(1)]
     sums = zip(align(shapes), broadcast_axes(shapes))
     return tuple(None if any(map(is_open, extents)) else pair[number] for extents, pair in sums)
 
 
-add_rows("BroadcastGradientArgs", numbers=_gradient_axes, rewrite=decide_gradient_axes)
+add_rows("BroadcastGradientArgs", numbers=_gradient_axes, sums=_find_sums, rewrite=decide_gradient_axes)
 
 
 def _offset_numbers(call: Call, number: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..labels import REPLICATED, is_sharded
+from ..labels import REPLICATED, is_sharded, label_sharded
 from ..sizes.size import is_open
 from ..sizes.size_arrays import align, broadcast_axes
 from .call import Call
@@ -133,8 +133,7 @@ def divide_ranks(call: Call) -> Rewritten:
 
 def look_up_diagonal(call: Call) -> Rewritten:
     """Return the diagonal of a matrix of all pairs of samples, as a lookup in the row of each sample."""
-    label, shape = call.values[0].label, call.shape()
-    divided = is_sharded(label) and label.axis == 0 and not label.chosen and label.blocks == 1
+    shape, divided = call.shape(), call.values[0].label == label_sharded(0)
     if len(shape) != 2 or not divided or shape[0] != shape[1] or call.fixed(1).any():
         return None
     return lambda matrix, *_: [tf.gather(matrix, tf.range(tf.shape(matrix)[0]), batch_dims=1)]

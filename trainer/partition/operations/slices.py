@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, is_sharded
+from ..labels import PARTIAL_SUM, REPLICATED, label_sharded
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -14,9 +14,6 @@ from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows
 from .terms import Terms
-
-_MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
-
 
 _MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
@@ -133,10 +130,9 @@ def _label_strided(view: View) -> Ruling | None:
 
 def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     """Return a slice of one of the samples as a lookup, whose result is a part of a sum."""
-    value = call.values[0]
-    if not is_sharded(value.label) or value.label.chosen or value.label.blocks > 1:
+    value, axis = call.values[0], call.values[0].label.axis
+    if value.label != label_sharded(axis):
         return None
-    axis = value.label.axis
     entry = _place_axes(call, call.rank())[1].get(axis)
     if entry is None or not (value.dtype.is_floating or value.dtype.is_integer):
         return None
@@ -160,22 +156,6 @@ def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     return take
 
 
-def _slice_numbers_strided(call: Call, data: np.ndarray, *ends: np.ndarray) -> np.ndarray:
-    begin, end, step = ends
-    masks = [call.attr(f"{name}_mask") for name in _MASKS]
-    entries: list[Any] = []
-    for n in range(len(begin)):
-        ellipsis, new, shrink, from_begin, to_end = (mask >> n & 1 for mask in masks)
-        first, last = None if from_begin else int(begin[n]), None if to_end else int(end[n])
-        plain_slice = int(begin[n]) if shrink else slice(first, last, int(step[n]))
-        entries.append(Ellipsis if ellipsis else np.newaxis if new else plain_slice)
-    return as_sizes(data[tuple(entries)])
-
-
-def _slice_numbers(call: Call, data: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    return data[tuple(slice(b, None if s < 0 else b + s) for b, s in zip(begin.tolist(), size.tolist()))]
-
-
 def _find_range(call: Call) -> Shapes:
     first, limit, step = (call.item(number) for number in range(3))
     if None in (first, limit) or not isinstance(step, int) or step == 0:
@@ -185,10 +165,6 @@ def _find_range(call: Call) -> Shapes:
     return [[None if whole is None else whole + (rest != 0)]]  # type: ignore[operator]
 
 
-def _range_numbers(call: Call, number: int) -> np.ndarray:
-    return as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist())
-
-
 def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     """Return the progression along the first axis, if the slice takes all of it."""
     found, masks = call.values[0].progression, [call.attr(f"{name}_mask") & 1 for name in _MASKS]
@@ -196,15 +172,16 @@ def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
 
 
-_STRIDED: Any = {
-    "label": _label_strided,
-    "numbers": move_elements(_slice_numbers_strided),
-    "rewrite": _take_entry,
-}
+_STRIDED: Any = {"label": _label_strided, "numbers": move_elements(), "rewrite": _take_entry}
 add_rows("StridedSlice", moves=0, terms=_find_strided, progression=_keep_first_axis, **_STRIDED)
 _zeros: Any = {
     "bounds": lambda call: (min(call.values[4].interval[0], 0), max(call.values[4].interval[1], 0))
 }
 add_rows("StridedSliceGrad", moves=4, terms=_find_strided, shape=shape_in(0), **_zeros)
-add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements(_slice_numbers))
-add_rows("Range", shape=_find_range, numbers=_range_numbers, progression=is_range)
+add_rows("Slice", moves=0, terms=_find_slice, numbers=move_elements())
+add_rows(
+    "Range",
+    shape=_find_range,
+    numbers=lambda call, number: as_sizes(np.arange(*(int(call.fixed(n)) for n in range(3))).tolist()),
+    progression=is_range,
+)

@@ -1,29 +1,19 @@
 """Constants, reads and writes of variables, and operations that TensorFlow says have effects, but have none here."""
 
-import numpy as np
 import tensorflow as tf
 
 from ..labels import PARTIAL_SUM, REPLICATED
 from ..program import NotPartitioned
-from ..sizes.bounds import Interval, bounds_of_constant
+from ..sizes.bounds import bounds_of_constant
 from ..sizes.size_arrays import as_sizes
-from .call import Call, Ruling, View
+from .call import Ruling, View
 from .row import add_rows
 
-
-def _constant_numbers(call: Call, number: int) -> np.ndarray:
-    return as_sizes(tf.make_ndarray(call.attr("value")))
-
-
-def _bound_constant(call: Call) -> Interval:
-    return bounds_of_constant(tf.make_ndarray(call.attr("value")))
-
-
-add_rows("Const", numbers=_constant_numbers, bounds=_bound_constant)
-
-
-def _label_read(view: View) -> Ruling:
-    return [None], [view.labels[0] if view.type == "ReadVariableOp" else REPLICATED]
+add_rows(
+    "Const",
+    numbers=lambda call, number: as_sizes(tf.make_ndarray(call.attr("value"))),
+    bounds=lambda call: bounds_of_constant(tf.make_ndarray(call.attr("value"))),
+)
 
 
 def _label_write(view: View) -> Ruling:
@@ -33,7 +23,8 @@ def _label_write(view: View) -> Ruling:
     return [None, *[REPLICATED] * (len(view.labels) - 1)], []
 
 
-add_rows("ReadVariableOp VarIsInitializedOp", label=_label_read, reads=True)
+add_rows("ReadVariableOp", label=lambda view: ([None], [view.labels[0]]), reads=True)
+add_rows("VarIsInitializedOp", label=lambda view: ([None], [REPLICATED]), reads=True)
 _SCATTERS = "Add Sub Mul Div Min Max Update NdAdd NdSub NdMin NdMax NdUpdate"
 add_rows(
     "AssignVariableOp AssignAddVariableOp AssignSubVariableOp ResourceStridedSliceAssign "
@@ -52,10 +43,8 @@ _instead = "use `keras.random` with a `keras.random.SeedGenerator`"
 add_rows("RngReadAndSkip RngSkip", effect=("draws from a `tf.random.Generator`", _instead))
 
 
-def _label_assert(view: View) -> Ruling:
-    return [REPLICATED, *[None] * (len(view.labels) - 1)], []  # it may print this replica's values
-
-
-add_rows("Assert", label=_label_assert, harmless=True)
+add_rows(  # it may print this replica's values
+    "Assert", label=lambda view: ([REPLICATED, *[None] * (len(view.labels) - 1)], []), harmless=True
+)
 add_rows("PrintV2 StringFormat LookupTableExportV2 LookupTableSizeV2", harmless=True)
 add_rows("VariableShape", of_sizes=True, harmless=True)

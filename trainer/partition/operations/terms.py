@@ -139,25 +139,6 @@ def label_filled(view: View, terms: Terms) -> Ruling | None:
     return wants, [label_sharded(axis, chosen=chosen)] * view.count
 
 
-def make_part(find_terms: Callable[[Call], Terms]) -> Callable[..., Any]:
-    """Return the rule of an operation that makes a part of its output from the parts of inputs with that axis."""
-
-    def find_wants(call: Call, output: Any, want: Label, mesh: Any) -> Wants | None:
-        terms = find_terms(call)
-        letter, wants = (terms.outputs[0] or "")[want.axis], Wants([None] * len(call.values))
-        for number, term in enumerate(terms.inputs):
-            axis = (term or "").find(letter)
-            if axis >= 0:
-                alike = call.shape(number)[axis] == output.shape[want.axis]
-                wants[number] = require(want._replace(axis=axis) if alike else None)
-        for number, term in terms.sizes.items():
-            if letter in term:
-                wants[number] = sizes(term.index(letter))
-        return None if letter in (*terms.mixed, *terms.cuts, "1") or not any(wants) else wants
-
-    return find_wants
-
-
 def _label_parts(view: View, every: Sequence[int], row: Any) -> Ruling:
     """Label an operation none of whose inputs, those of these numbers, is SHARDED."""
     labels = view.labels

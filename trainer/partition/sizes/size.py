@@ -61,7 +61,10 @@ class Size:
         return found
 
     def __eq__(self, other: object) -> bool:
-        return _equal_terms(_terms(self), _terms(other)) if isinstance(other, int | Size) else NotImplemented
+        if not isinstance(other, int | Size):
+            return NotImplemented
+        one, other = self.terms, _terms(other)
+        return all(one.get(term, 0) == other.get(term, 0) for term in {*one, *other})
 
     def __hash__(self) -> int:
         return hash(sum(self._terms.values()))  # the same after numbers of samples became one
@@ -119,10 +122,6 @@ Shape: TypeAlias = "list[Extent] | None"
 
 def _terms(size: Any) -> Mapping[Monomial, int]:
     return size.terms if isinstance(size, Size) else {(): int(size)}
-
-
-def _equal_terms(one: Mapping[Monomial, int], other: Mapping[Monomial, int]) -> bool:
-    return all(one.get(term, 0) == other.get(term, 0) for term in {*one, *other})
 
 
 def _size(terms: Mapping[Monomial, int]) -> Known:

@@ -12,6 +12,11 @@ class Unknown(Exception):
     """A value depends on the batch in a manner without a rule."""
 
 
+def shape_of(shape: Any) -> Shape:
+    """Return a `TensorShape` as a list."""
+    return None if shape.rank is None else shape.as_list()
+
+
 def product(sizes: Iterable[Extent]) -> Extent:
     """Return the product of sizes; of no sizes 1."""
     found: Extent = 1
@@ -45,7 +50,7 @@ def merge_shapes(one: Shape, other: Shape) -> Shape:
     """Return a shape without the extents in which two differ; None where their ranks do."""
     if one is None or other is None or len(one) != len(other):
         return None
-    return [a if a is not None and b is not None and a == b else None for a, b in zip(one, other)]
+    return [a if a == b else None for a, b in zip(one, other)]
 
 
 def at(shape: Sequence[Extent], samples: int) -> list[int | None]:

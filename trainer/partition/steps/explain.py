@@ -97,13 +97,10 @@ def explain_program(
             given = [program.values[number] for number in node.inputs]
             summed = [_bytes(value, samples, mesh) for value in given if value.label == PARTIAL_SUM]
             parts = [_bytes(value, samples, mesh) for value in given if is_stored(value.label)]
-            along_mesh = [("all-reduce", sizes, over[axis]) for axis, sizes in sums.items()]
+            sent = [("all-reduce", summed, ""), ("reduce-scatter", parts, over[0])]
+            sent += [("all-reduce", sizes, over[axis]) for axis, sizes in sums.items()]
             sums = {}
-            for kind, sizes, along in (
-                ("all-reduce", summed, ""),
-                ("reduce-scatter", parts, over[0]),
-                *along_mesh,
-            ):
+            for kind, sizes, along in sent:
                 count = min(len(sizes), variables[node.number])
                 what = f"the gradients of {count} variables"
                 found += [Collective(kind, what, sum(sizes), _APPLIED, over=along)] if sizes else []

@@ -3,6 +3,7 @@
 Steps that cannot be partitioned run on the first replica, with one warning with the reason. So do eager steps, without it.
 """
 
+import contextlib
 import functools
 import logging
 import os
@@ -44,16 +45,7 @@ class StepPartition:
 
     def of(self, spec: Any, compiles: bool = False, batches: Sequence[Any] = ()) -> TracedStep | WholeStep:
         """Return the step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
-        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
-        own = [
-            *map(has_own_statistics, self._step.layers)
-        ]  # `synchronize_batch_norm` may be called between steps
-        key = str(
-            (tf.nest.map_structure(lambda leaf: leaf is None, spec), [*map(_layout, leaves)], compiles, own)
-        )
-        if key not in self._traced:
-            self._traced[key] = self._trace(spec, compiles)
-        step = self._traced[key] or self.whole()
+        step = self._find(spec, compiles, self._trace) or self.whole()
         try:
             for batch in batches:
                 step.check_samples(batch)
@@ -64,12 +56,20 @@ class StepPartition:
 
     def on_one_device(self, spec: Any) -> TracedStep | None:
         """Return the traced step; None where it cannot be partitioned."""
-        key = str(tf.nest.map_structure(lambda leaf: leaf is None or _layout(leaf), spec))
+
+        def trace(spec: Any, compiles: bool) -> TracedStep | None:
+            with contextlib.suppress(NotPartitioned):
+                return TracedStep(self._step, spec, compiles)
+
+        return self._find(spec, False, trace)
+
+    def _find(self, spec: Any, compiles: bool, trace: Callable[..., TracedStep | None]) -> TracedStep | None:
+        # `synchronize_batch_norm` may be called between steps
+        own = [*map(has_own_statistics, self._step.layers)]
+        layouts = tf.nest.map_structure(lambda leaf: leaf is None or _layout(leaf), spec)
+        key = str((layouts, compiles, own))
         if key not in self._traced:
-            try:
-                self._traced[key] = TracedStep(self._step, spec)
-            except NotPartitioned:
-                self._traced[key] = None
+            self._traced[key] = trace(spec, compiles)
         return self._traced[key]
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:

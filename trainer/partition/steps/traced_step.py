@@ -9,10 +9,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.variables import is_read_together, raw_value, sums_on_read
 from ....compat.tensorflow_graphs.made_operations import MadeOperations, stand_for
-from ....compat.tensorflow_graphs.one_device import (
-    find_distributed_variable,
-    trace_on_one_device,
-)
+from ....compat.tensorflow_graphs.one_device import find_distributed_variable, trace_on_one_device
 from ....compat.tensorflow_private.strategies import pretend_replicas
 from ....compat.tensorflow_private.valueless_variables import read_unrecorded
 from ....distribute.mesh import mesh_of
