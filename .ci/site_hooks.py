@@ -20,7 +20,9 @@ _QUARTILES = re.compile(r"\[[\d.,]+-[\d.,]+\]")
 _CELL_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 # Pages of the site that are files of the repository's root, as people look for them there.
-_FROM_ROOT = {"roadmap.md": "ROADMAP.md", "changelog.md": "CHANGELOG.md"}
+_FROM_ROOT = {
+    f"{name}.md": f"{name.upper()}.md" for name in ("roadmap", "changelog", "contributing", "security")
+}
 # `> [!WARNING]` and a first sentence in bold: GitHub's form of an admonition with a title.
 _ALERT = re.compile(r"^> \[!(\w+)\]\n> \*\*(.*?)\.?\*\*(.*\n(?:>.*\n)*)", re.MULTILINE)
 _KINDS = {"CAUTION": "danger", "IMPORTANT": "info"}

@@ -103,7 +103,9 @@ def test_site_builds_strictly(tmp_path):
     pytest.importorskip("mkdocstrings", reason="needs mkdocstrings: pip install '.[docs]'")
     run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT)
     assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    for name, part in (("roadmap", "Slower than it should be"), ("changelog", "Unreleased")):
+    parts = {"roadmap": "Slower than it should be", "changelog": "Unreleased"}
+    parts |= {"contributing": "The testers", "security": "What is protected"}
+    for name, part in parts.items():
         assert part in (tmp_path / "site" / name / "index.html").read_text(encoding="utf-8")
     reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
     assert 'id="unisono.Model.fit"' in reference
