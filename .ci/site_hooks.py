@@ -23,6 +23,7 @@ _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 _FROM_ROOT = {
     f"{name}.md": f"{name.upper()}.md" for name in ("roadmap", "changelog", "contributing", "security")
 }
+_FOR_MAINTAINERS = ("design/", "contributing/", "changelog.md")
 # `> [!WARNING]` and a first sentence in bold: GitHub's form of an admonition with a title.
 _ALERT = re.compile(r"^> \[!(\w+)\]\n> \*\*(.*?)\.?\*\*(.*\n(?:>.*\n)*)", re.MULTILINE)
 _KINDS = {"CAUTION": "danger", "IMPORTANT": "info"}
@@ -32,7 +33,12 @@ _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub."""
+    """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub.
+
+    The search ranks pages for maintainers below the others.
+    """
+    if page.file.src_uri.startswith(_FOR_MAINTAINERS):
+        page.meta["search"] = {"boost": 0.2}
     if name := _FROM_ROOT.get(page.file.src_uri):
         markdown = read_from_root(pathlib.Path(config["config_file_path"]).parent / name)
     markdown = _PROGRAM.sub(r'??? example "\1"\n    ```{ .python }\n    --8<-- "\1"\n    ```', markdown)
