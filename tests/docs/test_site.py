@@ -1,5 +1,6 @@
 """The site builds, and its search, run as a browser runs it, leads what people type to the page with the answer."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -36,6 +37,23 @@ def test_site_builds_strictly(site):
     reference = (site / "reference" / "models" / "index.html").read_text(encoding="utf-8")
     assert 'id="unisono.Model.fit"' in reference
     assert "global batch, over all replicas" in reference and "load_<wbr>model" in reference
+
+
+def test_program_that_needs_an_earlier_one_says_so(site):
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / ".ci" / "site_hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    first, own, second = (
+        f"```python\n{code}\n```\n" for code in ("import a.b\nc = 1", "def f(c): return c", "print(a, f)")
+    )
+    title = 'title="continues above"'
+    assert hooks.mark_continued(first + own + second) == first + own + second.replace(
+        "python", f"python {title}"
+    )
+    page = (site / "tutorials" / "first-model" / "index.html").read_text(encoding="utf-8")
+    assert page.count('<span class="filename">continues above</span>') == 4  # of five programs
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert 'class="md-button md-button--primary" href="tutorials/first-model/"' in home
 
 
 def test_search_leads_words_and_questions_to_their_answers(site):
