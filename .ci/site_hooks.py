@@ -78,7 +78,9 @@ def mark_continued(markdown: str) -> str:
         uses, makes = _names_in(textwrap.dedent(found[2]))
         continued, _ = uses & earlier - makes, earlier.update(makes)
         return (
-            found[0].replace("```python", '```python title="continues above"', 1) if continued else found[0]
+            found[0].replace("```python", '```python title="continues the program above"', 1)
+            if continued
+            else found[0]
         )
 
     return _BLOCK.sub(mark, markdown)

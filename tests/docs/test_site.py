@@ -46,12 +46,12 @@ def test_program_that_needs_an_earlier_one_says_so(site):
     first, own, second = (
         f"```python\n{code}\n```\n" for code in ("import a.b\nc = 1", "def f(c): return c", "print(a, f)")
     )
-    title = 'title="continues above"'
+    title = 'title="continues the program above"'
     assert hooks.mark_continued(first + own + second) == first + own + second.replace(
         "python", f"python {title}"
     )
     page = (site / "tutorials" / "first-model" / "index.html").read_text(encoding="utf-8")
-    assert page.count('<span class="filename">continues above</span>') == 4  # of five programs
+    assert page.count('<span class="filename">continues the program above</span>') == 4  # of five programs
     home = (site / "index.html").read_text(encoding="utf-8")
     assert 'class="md-button md-button--primary" href="tutorials/first-model/"' in home
 
