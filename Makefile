@@ -17,7 +17,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks terminal dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks terminal drawings dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -110,6 +110,10 @@ notebooks: $(BIN)/unisono-dev.stamp
 # The picture of a run that is killed and resumed: docs/assets/resume.svg.
 terminal: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/terminal.py
+
+# How a batch and a layer are divided: docs/assets/batch.svg and tensor.svg.
+drawings: $(BIN)/unisono-dev.stamp
+	$(BIN)/python .ci/drawings.py
 
 dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist

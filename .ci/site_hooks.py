@@ -5,8 +5,11 @@ Links that need the repository's address (REPOSITORY_URL), alerts, programs, and
 
 from __future__ import annotations
 
+import ast
+import builtins
 import pathlib
 import re
+import textwrap
 from typing import Any
 
 _HEADING = re.compile(r'(<span class="doc doc-object-name[^"]*">)([\w.]+)')
@@ -20,21 +23,33 @@ _QUARTILES = re.compile(r"\[[\d.,]+-[\d.,]+\]")
 _CELL_CODE = re.compile(r"(?<=<code>)[^<]+(?=</code>)")
 _CELL = re.compile(r"<td.*?</td>", re.DOTALL)
 # Pages of the site that are files of the repository's root, as people look for them there.
-_FROM_ROOT = {"roadmap.md": "ROADMAP.md", "changelog.md": "CHANGELOG.md"}
+_FROM_ROOT = {
+    f"{name}.md": f"{name.upper()}.md" for name in ("roadmap", "changelog", "contributing", "security")
+}
+_FOR_MAINTAINERS = ("design/", "contributing/", "changelog.md")
 # `> [!WARNING]` and a first sentence in bold: GitHub's form of an admonition with a title.
 _ALERT = re.compile(r"^> \[!(\w+)\]\n> \*\*(.*?)\.?\*\*(.*\n(?:>.*\n)*)", re.MULTILINE)
 _KINDS = {"CAUTION": "danger", "IMPORTANT": "info"}
 # The link to an example, alone in its line, which the site replaces with the program.
 _PROGRAM = re.compile(r"^\[(examples/\w+\.py)\]\(\.\./\1\)$", re.MULTILINE)
+# A line with nothing but two links: on the home page, the two ways in.
+_BUTTONS = re.compile(r"^(\[[^\]]+\]\([^)]+\)) · (\[[^\]]+\]\([^)]+\))$", re.MULTILINE)
+_BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub."""
+    """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub.
+
+    The search ranks pages for maintainers below the others.
+    """
+    if page.file.src_uri.startswith(_FOR_MAINTAINERS):
+        page.meta["search"] = {"boost": 0.2}
     if name := _FROM_ROOT.get(page.file.src_uri):
         markdown = read_from_root(pathlib.Path(config["config_file_path"]).parent / name)
+    markdown = _BUTTONS.sub(r"\1{ .md-button .md-button--primary } \2{ .md-button }", markdown)
     markdown = _PROGRAM.sub(r'??? example "\1"\n    ```{ .python }\n    --8<-- "\1"\n    ```', markdown)
-    return with_colab(show_alerts(markdown), config["repo_url"] or "")
+    return with_colab(show_alerts(mark_continued(markdown)), config["repo_url"] or "")
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -53,6 +68,36 @@ def show_alerts(markdown: str) -> str:
         return f'!!! {_KINDS.get(found[1], found[1].lower())} "{found[2]}"\n\n{body}'
 
     return _ALERT.sub(make_admonition, markdown)
+
+
+def mark_continued(markdown: str) -> str:
+    """Return a page with a title above each program that uses names of an earlier one: it does not run alone."""
+    earlier: set[str] = set()
+
+    def mark(found: re.Match[str]) -> str:
+        uses, makes = _names_in(textwrap.dedent(found[2]))
+        continued, _ = uses & earlier - makes, earlier.update(makes)
+        return (
+            found[0].replace("```python", '```python title="continues the program above"', 1)
+            if continued
+            else found[0]
+        )
+
+    return _BLOCK.sub(mark, markdown)
+
+
+def _names_in(code: str) -> tuple[set[str], set[str]]:
+    """The names that a program reads, and the names that it makes."""
+    reads, makes = set(), set()
+    for node in ast.walk(ast.parse(code)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                reads.add(name)
+            case ast.Name(id=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                makes.add(name)
+            case ast.alias(name=name, asname=new):
+                makes.add(new or name.partition(".")[0])
+    return reads - {*dir(builtins)}, makes
 
 
 def breakable(name: str) -> str:

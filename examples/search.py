@@ -20,7 +20,6 @@ import numpy as np
 import sklearn.datasets
 
 import unisono
-from unisono.commands.report import main as report
 
 
 def draw_settings(trial: int) -> dict[str, float | int]:
@@ -95,7 +94,8 @@ def main() -> None:
         print(f"trial {trial}: {said}: loss {min(done[-1]):.3f}{ended}")
     best = min(range(len(done)), key=lambda trial: min(done[trial]))
     print(f"the best is trial {best}")
-    report([str(options.folder)])
+    page = unisono.callbacks.compare_reports(options.folder)
+    print(f"{page}: {options.trials} training runs")
 
 
 if __name__ == "__main__":

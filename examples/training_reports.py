@@ -16,7 +16,6 @@ import sklearn.datasets
 import tensorflow as tf
 
 import unisono
-from unisono.commands.report import main as report
 
 
 def make_model(learning_rate: float) -> unisono.Sequential:
@@ -59,7 +58,8 @@ def main(folder: str = "demo/reports") -> None:
                 keras.callbacks.ReduceLROnPlateau(monitor="val_loss", patience=1),
             ],
         )
-    report([str(out)])
+    page = unisono.callbacks.compare_reports(out)
+    print(f"{page}: 2 training runs")
 
 
 if __name__ == "__main__":

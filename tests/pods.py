@@ -1,7 +1,8 @@
 """What Kubernetes' controllers make of the manifests in `docs/deploy`: the pods, their variables, and what follows an exit.
 
 Sources: kubernetes.io/docs/concepts/workloads/controllers/job (Indexed, podFailurePolicy), JobSet's `jobset_controller.go`,
-Kubeflow's Training Operator 1, `pkg/controller.v1/tensorflow/tensorflow.go`.
+Kubeflow's Training Operator 1, `pkg/controller.v1/tensorflow/tensorflow.go`, and Trainer 2,
+`pkg/runtime/framework/plugins/torch/torch.go`.
 """
 
 from __future__ import annotations
@@ -100,6 +101,29 @@ def _tfjob_pods(name: str, replicas: dict[str, Any]) -> list[Pod]:
             config = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})}
             spec = each["template"]["spec"]
             pods.append(Pod(addresses[kind.lower()][index], spec, labels, _evaluate(spec, labels, config)))
+    return pods
+
+
+def make_trainjob_pods(runtime: dict[str, Any], job: dict[str, Any]) -> list[Pod]:
+    """All pods of a TrainJob: its trainer changes the only job of the runtime, and the policy `torch` numbers the pods."""
+    [replicated] = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert (
+        replicated["template"]["metadata"]["labels"]["trainer.kubeflow.org/trainjob-ancestor-step"]
+        == "trainer"
+    )
+    assert (
+        job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+        and "torch" in runtime["spec"]["mlPolicy"]
+    )
+    name, spec = job["metadata"]["name"], replicated["template"]["spec"]["template"]["spec"]
+    size = job["spec"]["trainer"]["numNodes"]
+    names = [f"{name}-{replicated['name']}-0-{index}.{name}" for index in range(size)]
+    pods = []
+    for index, each in enumerate(names):
+        given = {"JOB_COMPLETION_INDEX": str(index), "PET_NODE_RANK": str(index), "PET_NNODES": str(size)}
+        given |= {"PET_MASTER_ADDR": names[0], "PET_MASTER_PORT": "29500"}
+        labels = {"jobset.sigs.k8s.io/jobset-name": name}
+        pods.append(Pod(each, spec, labels, _evaluate(spec, labels, given)))
     return pods
 
 

@@ -211,8 +211,8 @@ def _svg(lines: Sequence[Line], whole: bool, log: bool, steps: int | None, grey:
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}\n{short_number(round(x * steps))}")
     if log:
         axes.set_yscale("log")
-    if whole:
-        axes.set_ylim(bottom=0)
+    if whole:  # the margin of a curve that hardly changes is too small at the top
+        axes.set_ylim(0, 1.1 * max(y for line in lines for _, y in line.points) or 1)
     axes.yaxis.set_major_formatter(lambda value, _: short_number(value))
     stream = io.StringIO()
     figure.savefig(stream, format="svg", transparent=True, metadata=_NO_METADATA)

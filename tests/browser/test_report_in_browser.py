@@ -46,6 +46,9 @@ out.textContent=JSON.stringify({over:over.map(function(e){return e.tagName+'.'+e
  under:[].map.call(document.querySelectorAll('svg'),function(e){e.scrollIntoView();
   var b=e.getBoundingClientRect(),f=document.elementFromPoint(b.left+b.width*.6,b.top+b.height*.4);
   return f&&f.querySelector('title')?f.querySelector('title').textContent:''}),
+ holes:[].filter.call(document.querySelectorAll('.cards,.tiles'),function(e){var ends={};
+  [].forEach.call(e.children,function(c){var b=c.getBoundingClientRect();ends[b.top]=Math.max(ends[b.top]||0,b.right)});
+  return Object.values(ends).some(function(x){return x<e.getBoundingClientRect().right-1})}).length,
  tall:[].map.call(document.querySelectorAll('.shares td+td'),function(e){return e.getClientRects()[0].height
   >2*parseFloat(getComputedStyle(e).fontSize)+8}),
  loaded:performance.getEntriesByType('resource').length,charts:document.querySelectorAll('svg').length});
@@ -101,6 +104,11 @@ def test_page_at_any_width_has_no_part_beyond_the_edge(page, tmp_path, width):
     answer = ask(page, tmp_path, width)
     assert answer["over"] == []
     assert answer["loaded"] == 0 and answer["charts"] >= 5 and answer["width"] == width
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_lines_of_cards_have_no_hole(page, tmp_path, width):
+    assert ask(page, tmp_path, width)["holes"] == 0
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -1,10 +1,8 @@
-"""The documentation is correct: every block runs, every command and every link exists, and the site builds."""
+"""The documentation is correct: every block runs, and every command, link and file that a page names exists."""
 
 import importlib.util
-import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -24,14 +22,6 @@ def text_of(page):
 
 
 WITH_CODE = [page for page in PAGES if any(b.language == "python" for b in blocks_of(text_of(page)))]
-QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
-QUIET.pop("TF_CONFIG", None)
-
-
-def run(command, folder):
-    done = subprocess.run(command, cwd=folder, env=QUIET, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.mark.process
@@ -95,16 +85,3 @@ def test_files_that_a_page_names_exist(page):
 def test_kubernetes_example_contains_the_network_policy():
     policy, job = (text_of(f"docs/deploy/{name}.yaml") for name in ("network-policy", "kubernetes"))
     assert policy.partition("spec:")[2].strip() in job
-
-
-@pytest.mark.process
-def test_site_builds_strictly(tmp_path):
-    pytest.importorskip("material", reason="needs mkdocs-material: pip install '.[docs]'")
-    pytest.importorskip("mkdocstrings", reason="needs mkdocstrings: pip install '.[docs]'")
-    run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")], ROOT)
-    assert "Unisono" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
-    for name, part in (("roadmap", "Slower than it should be"), ("changelog", "Unreleased")):
-        assert part in (tmp_path / "site" / name / "index.html").read_text(encoding="utf-8")
-    reference = (tmp_path / "site" / "reference" / "models" / "index.html").read_text(encoding="utf-8")
-    assert 'id="unisono.Model.fit"' in reference
-    assert "global batch, over all replicas" in reference and "load_<wbr>model" in reference

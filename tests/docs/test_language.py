@@ -48,6 +48,16 @@ TRANSLATED = {
     r"\b[Gg]ive CODE (a|an|CODE|one|more)\b": "pass",
     r":\s.*[a-z]:\s": "one colon in a sentence",
 }
+# They stand for a noun that the reader then has to look for: repeat the noun, or split the sentence.
+STANDS_FOR_A_NOUN = re.compile(r"\b(that|those) of\b|\bof (which|whom)\b", re.IGNORECASE)
+FOR_USERS = (
+    "README.md",
+    "docs/index.md",
+    "docs/faq.md",
+    "docs/examples.md",
+    "docs/tutorials/",
+    "docs/guides/",
+)
 # A sentence with one of these may say "row": of a matrix, a table, a sparse gradient, or a table of text.
 MATRIX = re.compile(r"matri|table|sparse|IndexedSlices|embedding|slices|unique|CSV|Parquet", re.IGNORECASE)
 # The partition has one row an operation, and the table of upstream's names one a module.
@@ -160,6 +170,13 @@ def test_page_reads_as_written_in_english(page):
         found += [f"join short sentences: {paragraph}"] if "111" in short else []
         for each in paragraph:
             found += [f"{new}: {each}" for pattern, new in TRANSLATED.items() if re.search(pattern, each)]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if name_of(page).startswith(FOR_USERS)], ids=name_of)
+def test_page_for_users_repeats_a_noun(page):
+    text = " ".join(prose(page.read_text(encoding="utf-8")).split())
+    found = [text[max(0, each.start() - 60) : each.end() + 40] for each in STANDS_FOR_A_NOUN.finditer(text)]
     assert found == []
 
 

@@ -7,7 +7,7 @@ import typing
 import pytest
 
 pytest.importorskip("yaml", reason="needs PyYAML: pip install '.[docs]'")
-from pods import DEPLOY, UID, decide, job_spec, make_pods, object_of, read_manifest
+from pods import DEPLOY, UID, decide, job_spec, make_pods, make_trainjob_pods, object_of, read_manifest
 
 from unisono.distribute.workers import cluster
 from unisono.distribute.workers.places import read_place
@@ -76,6 +76,26 @@ def test_tfjob_gives_workers_their_place_and_leaves_the_evaluator_alone(monkeypa
     assert "UNISONO_RUN" not in evaluator.env, "a job that is made again under its name is another run"
 
 
+def test_trainjob_gives_pods_their_place_and_fails_like_the_jobset():
+    runtime, job = (object_of("trainjob.yaml", kind) for kind in ("TrainingRuntime", "TrainJob"))
+    pods = make_trainjob_pods(runtime, job)
+    for index, pod in enumerate(pods):
+        place = read_place(pod.env)
+        assert place is not None
+        assert (place.launcher, place.rank, place.size) == ("Kubeflow", index, 4)
+        assert place.addresses == (f"{pods[0].name}:29500",)
+        assert pod.container["name"] == "node", "the container that gets the variables"
+    of_jobset, template = object_of("jobset.yaml", "JobSet")["spec"], runtime["spec"]["template"]["spec"]
+    assert template["failurePolicy"] == of_jobset["failurePolicy"]
+    (ours,), (theirs,) = (
+        [each["template"]["spec"] for each in spec["replicatedJobs"]] for spec in (template, of_jobset)
+    )
+    for name in ("backoffLimit", "podReplacementPolicy", "podFailurePolicy"):
+        assert ours[name] == theirs[name]
+    policies = [object_of(name, "NetworkPolicy")["spec"] for name in ("trainjob.yaml", "jobset.yaml")]
+    assert policies[0] == policies[1] and job["metadata"]["name"] == "train"
+
+
 @pytest.mark.parametrize(("name", "kind"), [*JOBS.items(), ("tfjob.yaml", "TFJob")])
 def test_pods_have_shared_memory_a_graceful_end_and_no_volume_that_is_not_declared(name, kind):
     for pod in make_pods(object_of(name, kind)):
@@ -94,6 +114,11 @@ def test_pods_have_shared_memory_a_graceful_end_and_no_volume_that_is_not_declar
 CLASSES = {
     "JobSet": ("kubeflow_trainer_api.models.jobset_v1alpha2_job_set", "JobsetV1alpha2JobSet"),
     "TFJob": ("kubeflow.training.models", "KubeflowOrgV1TFJob"),
+    "TrainJob": ("kubeflow_trainer_api.models.trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
+    "TrainingRuntime": (
+        "kubeflow_trainer_api.models.trainer_v1alpha1_training_runtime",
+        "TrainerV1alpha1TrainingRuntime",
+    ),
 }
 
 

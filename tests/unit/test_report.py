@@ -264,6 +264,15 @@ def test_chart_of_one_value_is_left_out_and_of_one_point_is_drawn():
         )
 
 
+def test_curve_that_hardly_changes_is_not_on_the_upper_edge():
+    with chart_style():
+        svg = line_chart("memory, MB", [Line("host", [(1.0, 500.0), (2.0, 501.0)])], whole=True).svg
+    path = re.findall(r'<path d="([^"]+)" clip-path', svg)[-1]
+    lowest, highest = 72 * 2.9 * (1 - 0.22), 72 * 2.9 * (1 - 0.22 - 0.75)  # of the axes, down the page
+    least = min(float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", path))
+    assert least > highest + 0.05 * (lowest - highest)
+
+
 def titles_of(svg):
     """The places that show values under the pointer: left and right edge, and the lines of each."""
     found = re.findall(
