@@ -1,12 +1,11 @@
 """`SingleBatches`: one step on one global batch, for custom loops."""
 
-from typing import Any, Never
+from typing import Any
 
 import keras
 
 from ..compat.keras_private.training import logs_in_order
 from ..compat.upstream_places import convert_to_np_if_not_ragged, pythonify_logs
-from ..distribute.arguments import check_names
 from ..state.trained_model import TrainedModel
 from . import fit_checks
 from .compilation import runner_of
@@ -34,7 +33,6 @@ class SingleBatches:
         sample_weight: Any = None,
         class_weight: Any = None,
         return_dict: bool = False,
-        **_unknown: Never,
     ) -> Any:
         """Run one training step on one global batch, as `keras.Model.train_on_batch`.
 
@@ -48,17 +46,11 @@ class SingleBatches:
         Returns:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
-        check_names(self.train_on_batch, _unknown)
         self._ready("train_on_batch")
         return _on_batch(self, "train", x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
-        self: Any,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        return_dict: bool = False,
-        **_unknown: Never,
+        self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> Any:
         """Compute the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
 
@@ -71,7 +63,6 @@ class SingleBatches:
         Returns:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
-        check_names(self.test_on_batch, _unknown)
         self._ready("test_on_batch")
         return _on_batch(self, "test", x, y, sample_weight, None, return_dict)
 
@@ -110,7 +101,7 @@ class SingleBatches:
                 partition = ModelPartition(self, "train_step", self.train_step)
                 return partition.explain(spec, samples)
 
-    def predict_on_batch(self: Any, x: Any, **_unknown: Never) -> Any:
+    def predict_on_batch(self: Any, x: Any) -> Any:
         """Compute the outputs for one global batch, as `keras.Model.predict_on_batch`.
 
         Args:
@@ -119,7 +110,6 @@ class SingleBatches:
         Returns:
             A NumPy array `(batch, ...)` or a nest of them.
         """
-        check_names(self.predict_on_batch, _unknown)
         bring_along(self, "predict_on_batch")
         fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)

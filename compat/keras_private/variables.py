@@ -13,9 +13,9 @@ import tensorflow as tf
 from ..shared_change import share_attribute, share_attributes
 from ..side_table import SideTable
 from ..upstream_places import BaseResourceVariable, ResourceVariable, global_state
-from .stand_in import VariableStandIn
 
 _SCOPE = "stateless_scope"
+TensorType = tf.__internal__.types.Tensor  # what `tf.is_tensor` asks for
 
 
 def raw_value(variable: Any) -> Any:
@@ -116,7 +116,7 @@ def make_again(variable: keras.Variable) -> None:
     if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
         # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
         old.handle._distributed_container = weakref.ref(made)
-    if isinstance(made, VariableStandIn):
+    if "trainable" in vars(made):  # as in what stands for a variable
         made.trainable = old.trainable
 
 
@@ -167,7 +167,7 @@ def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> contextlib.A
     return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 
 
-def named_as(copy: Any, variable: Any) -> contextlib.AbstractContextManager[None]:
+def use_name_of(copy: Any, variable: Any) -> contextlib.AbstractContextManager[None]:
     """Let user code inside read the name of a variable from its copy on any replica."""
     name = raw_value(variable).name
     if not isinstance(copy, BaseResourceVariable) or copy.name == name:
@@ -198,7 +198,7 @@ def plain_variable(value: Any, shape: Any = None) -> Any:
     return ResourceVariable(value, trainable=False, shape=shape)
 
 
-def let_stand_for(part: Any, whole: VariableStandIn) -> None:
+def let_stand_for(part: Any, whole: Any) -> None:
     """Let optimizers know a part of a variable by the id of the whole one, like a copy of a distributed variable."""
     part._distributed_container = weakref.ref(whole)
 

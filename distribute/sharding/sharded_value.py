@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...compat.keras_private.stand_in import VariableStandIn
 from ...compat.keras_private.variables import (
     let_stand_for,
     name_scope_of,
@@ -26,6 +25,7 @@ from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
 from .collectives import all_gather, gather_on_host, scatter_from_first
+from .stand_in import VariableStandIn
 
 _numbers = itertools.count()
 

@@ -23,7 +23,7 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
     variable_key,
 )
-from ...compat.keras_private.variables import collects_writes, direct_writes, named_as, replace_value
+from ...compat.keras_private.variables import collects_writes, direct_writes, replace_value, use_name_of
 from ...compat.tensorflow_graphs.copied_operations import TracedOnce
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.parameter_servers.shards import rows_of
@@ -79,7 +79,7 @@ class ReplicaRule(keras.optimizers.Optimizer):
                         rule = functools.partial(self.update_step, part, copy, learning_rate)
                         traced(rule, [part, copy, *own_state])
                     else:
-                        with named_as(copy, variable):
+                        with use_name_of(copy, variable):
                             self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:

@@ -259,13 +259,9 @@ def test_mistakes_in_arguments_are_named_with_what_is_needed():
         (lambda: model.fit(X, Y, epoch=3), "epochs"),
         (lambda: model.evaluate(X, Y, step=3), "steps"),
         (lambda: model.predict(X, callback=[]), "callbacks"),
-        (lambda: model.train_on_batch(X, Y, sample_weights=Y), "sample_weight"),
-        (lambda: model.test_on_batch(X, Y, class_weight={}), "sample_weight"),
     ):
         with pytest.raises(TypeError, match=rf"did you mean `{meant}`\?"):
             call()
-    with pytest.raises(TypeError, match=r"`batch_size` .* of `predict_on_batch`: it takes x\."):
-        model.predict_on_batch(X, batch_size=3)
     with pytest.raises(
         TypeError, match=r"^`sample_weight` is a float: pass arrays or tensors with samples\.$"
     ):

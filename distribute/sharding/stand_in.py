@@ -6,8 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...compat.keras_private.variables import TensorType
 
-class VariableStandIn(tf.Variable, tf.__internal__.types.Tensor):
+
+class VariableStandIn(tf.Variable, TensorType):
     """A value that Keras variables, optimizers and user code take for a `tf.Variable`; a subclass reads and writes it.
 
     `variable_created_in_scope` reports its strategy, or None, and optimizers know it by the id.
@@ -20,7 +22,7 @@ class VariableStandIn(tf.Variable, tf.__internal__.types.Tensor):
     trainable: Any = False
     aggregation: Any = tf.VariableAggregation.NONE
     synchronization: Any = tf.VariableSynchronization.AUTO
-    constraint = initializer = _variable_call = None
+    constraint = initializer = None
     op, graph, initial_value = (
         property(),
         property(),
@@ -109,11 +111,11 @@ def _provide_scatter(kind: str) -> None:
     setattr(VariableStandIn, f"scatter_{kind}", write_slices)
 
 
-def _number(name: str) -> Any:
+def _read_number(name: str) -> Any:
     return lambda self: getattr(self.read_value(), name)()
 
 
 for _name in ("add", "sub", "update", "max", "min"):
     _provide_scatter(_name)
 for _name in ("__bool__", "__int__", "__float__", "__complex__"):
-    setattr(VariableStandIn, _name, _number(_name))
+    setattr(VariableStandIn, _name, _read_number(_name))
