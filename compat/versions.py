@@ -26,6 +26,10 @@ OVERRIDDEN = {
         "_clip_gradients": "gradients are clipped after the all-reduce",
         "_get_current_learning_rate": "a schedule counts updates, not calls",
     },
+    "BaseResourceVariable": dict.fromkeys(
+        ("_serialize_to_tensors", "_restore_from_tensors", "_export_to_saved_model_graph"),
+        "a divided variable is saved as a whole one",
+    ),
     "CollectiveReplicaLauncher": {
         "_all_gather": "the ring of CPUs ends the process where it gathers nothing"
     },

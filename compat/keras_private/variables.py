@@ -10,11 +10,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..shared_change import share_attributes
+from ..shared_change import share_attribute, share_attributes
 from ..side_table import SideTable
 from ..upstream_places import BaseResourceVariable, ResourceVariable, global_state
 
 _SCOPE = "stateless_scope"
+TensorType = tf.__internal__.types.Tensor  # what `tf.is_tensor` asks for
 
 
 def raw_value(variable: Any) -> Any:
@@ -115,7 +116,7 @@ def make_again(variable: keras.Variable) -> None:
     if isinstance(made, tf.distribute.DistributedValues) and made.values[0] is old:
         # TensorFlow notes it on a variable that a function has created, and graphs capture handles.
         old.handle._distributed_container = weakref.ref(made)
-    if isinstance(made, VariableStandIn):
+    if "trainable" in vars(made):  # as in what stands for a variable
         made.trainable = old.trainable
 
 
@@ -166,104 +167,20 @@ def with_shapes(variables: Sequence[tuple[keras.Variable, Any]]) -> contextlib.A
     return share_attributes("_shape", [(v, lambda _, shape=shape: tuple(shape)) for v, shape in variables])
 
 
+def use_name_of(copy: Any, variable: Any) -> contextlib.AbstractContextManager[None]:
+    """Let user code inside read the name of a variable from its copy on any replica."""
+    name = raw_value(variable).name
+    if not isinstance(copy, BaseResourceVariable) or copy.name == name:
+        return contextlib.nullcontext()
+    return share_attribute(copy, "_handle_name", lambda _: name)
+
+
 def put_inside(variable: keras.Variable, value: Any, keeps_id: bool = True) -> None:
     """Make `value` the variable inside a Keras variable, with the id of the previous one, by which optimizers know it."""
     old = getattr(variable, "_value", None)
     if old is not None and keeps_id:
         value._unique_id = getattr(old, "_primary", old)._unique_id
     variable._value = value
-
-
-class VariableStandIn:
-    """A value that Keras variables and optimizers accept as a `tf.Variable`; a subclass reads and writes it.
-
-    `variable_created_in_scope` reports its strategy, or None, and optimizers know it by the id.
-    """
-
-    shape: Any
-    dtype: Any
-    name: str
-    device = ""
-    trainable = False
-    aggregation = tf.VariableAggregation.NONE
-    synchronization = tf.VariableSynchronization.AUTO
-
-    def __init__(self, strategy: Any, unique_id: str) -> None:
-        self._distribute_strategy = strategy
-        self._unique_id = self._shared_name = unique_id
-
-    def read_value(self) -> tf.Tensor:
-        """Return the value as a tensor."""
-        raise NotImplementedError
-
-    def assign(self, value: Any) -> Any:
-        """Write it."""
-        raise NotImplementedError
-
-    @property
-    def key(self) -> Any:
-        """The id by which optimizers know it."""
-        return self._unique_id
-
-    @property
-    def value(self) -> VariableStandIn:
-        """Itself: a Keras variable reads the variable inside as a value, while `tf.Variable.value` is called."""
-        return self
-
-    def __call__(self) -> tf.Tensor:
-        """Return the value as a tensor: `variable.value()`."""
-        return self.read_value()
-
-    def assign_add(self, value: Any) -> Any:
-        """Add to it."""
-        return self.assign(self.read_value() + tf.cast(value, self.dtype))
-
-    def assign_sub(self, value: Any) -> Any:
-        """Subtract from it."""
-        return self.assign(self.read_value() - tf.cast(value, self.dtype))
-
-    def scatter_add(self, slices: tf.IndexedSlices) -> Any:
-        """Add to the slices of a sparse update."""
-        return self._scatter(tf.tensor_scatter_nd_add, slices)
-
-    def scatter_sub(self, slices: tf.IndexedSlices) -> Any:
-        """Subtract from the slices of a sparse update."""
-        return self._scatter(tf.tensor_scatter_nd_sub, slices)
-
-    def scatter_update(self, slices: tf.IndexedSlices) -> Any:
-        """Replace slices."""
-        return self._scatter(tf.tensor_scatter_nd_update, slices)
-
-    def _scatter(self, scatter: Any, slices: tf.IndexedSlices) -> Any:
-        return self.assign(scatter(self.read_value(), slices.indices[:, None], slices.values))
-
-    def numpy(self) -> Any:
-        """Return the value as an array. Context: eager."""
-        return self.read_value().numpy()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return self.numpy().astype(dtype) if dtype is not None else self.numpy()
-
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        value = self.read_value()
-        return value if dtype is None else tf.cast(value, dtype)
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {"VARIABLE_VALUE": self.read_value()}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
-        return self.assign(restored_tensors["VARIABLE_VALUE"])
-
-
-def _operator(name: str) -> Any:
-    def of_values(self: Any, *others: Any) -> Any:
-        return getattr(self.read_value(), name)(*others)
-
-    return of_values
-
-
-for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:
-    setattr(VariableStandIn, _name, _operator(_name))
 
 
 def find_increment(variable: Any, value: tf.Tensor) -> tf.Tensor:
@@ -281,7 +198,7 @@ def plain_variable(value: Any, shape: Any = None) -> Any:
     return ResourceVariable(value, trainable=False, shape=shape)
 
 
-def let_stand_for(part: Any, whole: VariableStandIn) -> None:
+def let_stand_for(part: Any, whole: Any) -> None:
     """Let optimizers know a part of a variable by the id of the whole one, like a copy of a distributed variable."""
     part._distributed_container = weakref.ref(whole)
 

@@ -27,6 +27,9 @@ class _DescribedAsWhole(ShardedVariable):
     trainable = property(lambda self: self.variables[0].trainable)
     aggregation = property(lambda self: self.variables[0].aggregation)
     synchronization = property(lambda self: self.variables[0].synchronization)
+    device = property(lambda self: self.variables[0].device)
+    constraint = initializer = None
+    ref, get_shape = tf.Variable.ref, tf.Variable.get_shape
 
 
 def describe_as_whole(variable: Any) -> Any:

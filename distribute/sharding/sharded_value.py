@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.variables import (
-    VariableStandIn,
     let_stand_for,
     name_scope_of,
     plain_variable,
@@ -26,6 +25,7 @@ from ..step_context import here
 from ..workers.agreement import first_local_replica
 from ..workers.peer_monitor import monitored_collective
 from .collectives import all_gather, gather_on_host, scatter_from_first
+from .stand_in import VariableStandIn
 
 _numbers = itertools.count()
 
@@ -68,12 +68,17 @@ class ShardedValue(VariableStandIn):
             let_stand_for(self.shards[-1], self)
         self.traced = variable_without_value(self.shape, self.dtype, name)
         let_stand_for(self.traced.handle, self)
-        self.name = self.traced.name  # with the name scope
+        self.name, self.device = self.traced.name, self.shards[0].device  # the name with its scope
 
     @property
     def is_flat(self) -> bool:
         """Whether the shards are flat parts of the whole."""
         return self.layout.is_flat and not self.layout.mesh.divides_weights
+
+    @property
+    def handle(self) -> Any:
+        """The handle by which a `tf.GradientTape` knows it."""
+        return self.traced.handle
 
     def own(self) -> tf.Variable:
         """Return this replica's shard. Context: replica."""
@@ -93,7 +98,7 @@ class ShardedValue(VariableStandIn):
             parts = [tf.reshape(row, self.shards[0].shape) for row in rows]
             return self.layout.whole(parts, self.shape.as_list())
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: Any, *options: Any, **named: Any) -> Any:
         """Write the whole value, or its stand-in here: each replica writes its shard."""
         if here.sees_sharded is not None:
             return here.sees_sharded(self).assign(value)
@@ -116,17 +121,17 @@ class ShardedValue(VariableStandIn):
             )
         return on_replica
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, delta: Any, *options: Any, **named: Any) -> Any:
         """Add to it."""
         if here.sees_sharded is not None:
-            return here.sees_sharded(self).assign_add(value)
-        return super().assign_add(value)
+            return here.sees_sharded(self).assign_add(delta)
+        return super().assign_add(delta)
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, delta: Any, *options: Any, **named: Any) -> Any:
         """Subtract from it."""
         if here.sees_sharded is not None:
-            return here.sees_sharded(self).assign_sub(value)
-        return super().assign_sub(value)
+            return here.sees_sharded(self).assign_sub(delta)
+        return super().assign_sub(delta)
 
 
 class ShardedWeight(ShardedValue):
@@ -137,11 +142,6 @@ class ShardedWeight(ShardedValue):
 
     trainable = True
     _should_act_as_resource_variable = True
-
-    @property
-    def handle(self) -> Any:
-        """The handle by which a `tf.GradientTape` knows it."""
-        return self.traced.handle
 
     def read_value(self) -> tf.Tensor:
         """Return the whole weight, or its stand-in here."""
@@ -162,16 +162,16 @@ class TensorInPlace(VariableStandIn):
     Context: replica; assignments in a branch or loop of the graph are not allowed.
     """
 
-    def __init__(self, key: Any, tensor: tf.Tensor, name: str = "") -> None:
+    def __init__(self, key: Any, tensor: tf.Tensor, variable: Any) -> None:
         super().__init__(None, key)
-        self.shape, self.dtype, self.name = tensor.shape, tensor.dtype, name
-        self.tensor = tensor
+        self.shape, self.dtype, self.tensor = tensor.shape, tensor.dtype, tensor
+        self.name, self.trainable = variable.name, variable.trainable
 
     def read_value(self) -> tf.Tensor:
         """Return the tensor."""
         return self.tensor
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: Any, *options: Any, **named: Any) -> Any:
         """Replace it."""
         self.tensor = tf.ensure_shape(tf.cast(value, self.dtype), self.shape)
         return self.tensor

@@ -25,6 +25,6 @@ def read_together(variables: Iterable[Any], here: bool = True) -> Iterator[None]
             with tf.init_scope():
                 tensor = value.read_value()
             if here:
-                found[id(value)] = TensorInPlace(value.key, tensor, value.name)
+                found[id(value)] = TensorInPlace(value.key, tensor, value)
     with see_through(lambda value: found[id(value)]) if found else contextlib.nullcontext():
         yield

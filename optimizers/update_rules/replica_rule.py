@@ -23,7 +23,7 @@ from ...compat.keras_private.optimizers import (
     trained_variables,
     variable_key,
 )
-from ...compat.keras_private.variables import collects_writes, direct_writes, replace_value
+from ...compat.keras_private.variables import collects_writes, direct_writes, replace_value, use_name_of
 from ...compat.tensorflow_graphs.copied_operations import TracedOnce
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...distribute.parameter_servers.shards import rows_of
@@ -79,7 +79,8 @@ class ReplicaRule(keras.optimizers.Optimizer):
                         rule = functools.partial(self.update_step, part, copy, learning_rate)
                         traced(rule, [part, copy, *own_state])
                     else:
-                        self.update_step(part, copy, learning_rate)
+                        with use_name_of(copy, variable):
+                            self.update_step(part, copy, learning_rate)
 
     def _clip_gradients(self, grads: list[Any]) -> list[Any]:
         if self.clipnorm:
@@ -193,7 +194,7 @@ def _next_to_state(optimizer: Any, gradient: Any, variable: Any, copy: Any) -> I
     whole, key = tf.convert_to_tensor(copy), variable_key(optimizer, variable)
     for index, (device, rows) in enumerate(zip(state_devices(variable), rows_per_shard(variable))):
         with tf.device(device), _state_of_shard(optimizer, index):
-            place = TensorInPlace(key, whole[first : first + rows], copy.name)
+            place = TensorInPlace(key, whole[first : first + rows], copy)
             yield _rows_of(gradient, first, rows), place
         new.append(place)
         first += rows

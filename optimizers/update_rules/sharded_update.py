@@ -128,7 +128,7 @@ def _transform(optimizer: Any, pairs: Pairs, to_shards: bool) -> Pairs:
     """Run stage 4 on shards or whole gradients."""
     own_clipping = type(optimizer)._clip_gradients is not ReplicaRule._clip_gradients
     if own_clipping or any(type(t) not in _ON_SHARDS for t in optimizer.gradient_transformers):
-        with see_through(lambda value: TensorInPlace(value.key, whole_value(value), value.name)):
+        with see_through(lambda value: TensorInPlace(value.key, whole_value(value), value)):
             pairs = transform(optimizer, gather(pairs))
         return cut(pairs) if to_shards else pairs
     pairs = [pair if not is_sparse(pair[0]) else cut([pair])[0] for pair in pairs]
@@ -178,7 +178,7 @@ def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
     def gathered(value: ShardedValue) -> TensorInPlace:
         if id(value) not in state:
             tensor = whole_value(value)
-            state[id(value)] = value, TensorInPlace(value.key, tensor, value.name), tensor
+            state[id(value)] = value, TensorInPlace(value.key, tensor, value), tensor
         return state[id(value)][1]
 
     with see_through(gathered):
@@ -187,7 +187,7 @@ def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
         places = [
             gathered(raw_value(v))
             if is_sharded(v)
-            else TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), raw_value(v).name)
+            else TensorInPlace(variable_key(optimizer, v), whole_value(raw_value(v)), raw_value(v))
             for _, v in pairs
         ]
         if pairs:
@@ -198,13 +198,13 @@ def _update_by_whole(optimizer: Any, pairs: Pairs) -> dict[int, TensorInPlace]:
         if place.tensor is not before:
             value.own().assign(own_part(place.tensor, value.layout, value.shape))
     return {
-        id(v): TensorInPlace(place.key, own_part(place.tensor, layout_in_stages(v), v.shape), place.name)
+        id(v): TensorInPlace(place.key, own_part(place.tensor, layout_in_stages(v), v.shape), place)
         for (_, v), place in zip(pairs, places)
     }
 
 
 def _shard_of(optimizer: Any, variable: Any) -> TensorInPlace:
-    return TensorInPlace(variable_key(optimizer, variable), own_weight(variable), raw_value(variable).name)
+    return TensorInPlace(variable_key(optimizer, variable), own_weight(variable), raw_value(variable))
 
 
 def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
@@ -213,7 +213,7 @@ def _average(optimizer: Any, shards: dict[int, TensorInPlace]) -> None:
         return
     variables, averages = trained_variables(optimizer), averages_of(optimizer)
     every = {
-        id(v): shards.get(id(v)) or _shard_of(optimizer, v)
+        id(v): shards[id(v)] if id(v) in shards else _shard_of(optimizer, v)
         for v, a in zip(variables, averages)
         if a is not None
     }

@@ -4,6 +4,7 @@ import helpers
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from meshes import strategy_for
 
@@ -27,7 +28,13 @@ STRATEGIES = {
 def attributes(variable):
     """What `exclude_from_weight_decay` matches, of the variable of TensorFlow, and its other attributes."""
     value = variable.value
-    described = (value.shape.as_list(), value.dtype, value.trainable, value.aggregation)
+    described = (
+        value.get_shape().as_list(),
+        value.dtype,
+        value.trainable,
+        value.aggregation,
+        value.constraint,
+    )
     return [variable.name, variable.path, value.name, *described]
 
 
@@ -59,3 +66,54 @@ def test_weight_decay_excludes_divided_weights_by_the_names_of_plain_ones(name):
             [attributes(v) for v in (*m.variables, *m.optimizer.variables)] for m in (model, one)
         )
         assert found == expected
+
+
+class Notes(keras.optimizers.SGD):
+    """Notes what `update_step` reads of the variables."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.notes = set()
+
+    def update_step(self, gradient, variable, learning_rate):
+        known = {variable.ref(): variable.name}[variable.ref()]
+        kinds = isinstance(variable, tf.Variable), tf.is_tensor(variable), hasattr(variable, "op")
+        self.notes.add((known, tuple(variable.get_shape()), variable.dtype, variable.trainable, *kinds))
+        super().update_step(gradient * tf.norm(variable), variable, learning_rate)
+
+
+@pytest.mark.parametrize("name", ["none", "optimizer state", "weights"])
+def test_update_rule_of_the_user_reads_of_divided_weights_what_it_reads_of_plain_ones(name):
+    found = []
+    for strategy in (None, STRATEGIES.get(name, lambda: helpers.mirrored(2))()):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        with helpers.scope(strategy):
+            model = unisono.Sequential([keras.Input((4,)), layers.Dense(2)])
+            model.compile(Notes(1e-2), "mse")
+        model.fit(X, X[:, :2], batch_size=3, shuffle=False, verbose=0)
+        found.append((sorted(map(str, model.optimizer.notes)), model.get_weights()))
+    assert found[1][0] == found[0][0]
+    helpers.assert_close(found[1][1], found[0][1], helpers.FLOAT32)
+
+
+@pytest.mark.parametrize("name", ["weights", "weights on a mesh"])
+def test_variable_inside_a_divided_weight_is_used_like_a_plain_one(name):
+    rows = tf.IndexedSlices(tf.ones((2, 8)), [3, 0])
+    found = []
+    for strategy in (None, STRATEGIES[name]()):
+        keras.utils.clear_session()
+        with helpers.scope(strategy):
+            value = layers.Dense(8, name="hidden", kernel_initializer="ones")
+            value.build((None, 4))
+            value = value.kernel.value
+        assert value.ref().deref() is value and value.is_initialized() and value.device
+        with pytest.raises(ValueError, match="ambiguous"):
+            bool(value)
+        value.scatter_nd_sub([[1, 2]], [5.0])
+        value.scatter_max(rows)
+        value.assign_add(tf.ones((4, 8)), read_value=False)
+        value.scatter_add(rows)
+        reads = value == 2.0, value[1], value.gather_nd([[1, 2]]), value.sparse_read([3]), 1 + value
+        found.append([value.numpy(), *map(np.asarray, reads)])
+    helpers.assert_equal(found[1], found[0])

@@ -168,7 +168,7 @@ class SparseProduct(keras.layers.Layer):
         self.kernel = self.add_weight(shape=(4, 2))
 
     def call(self, x):
-        return tf.sparse.sparse_dense_matmul(x, self.kernel)
+        return tf.sparse.sparse_dense_matmul(x, self.kernel) * x.shape[1]  # the size is known, also in Keras
 
     def compute_output_shape(self, shape):
         return shape[0], 2
@@ -185,12 +185,12 @@ def test_sparse_inputs_reach_layers_as_sparse_tensors_when_a_model_is_built():
     data = tf.data.Dataset.from_tensor_slices((rows, Y)).batch(6)
     expected = compiled(lambda: make(keras.Model)).fit(data, shuffle=False, verbose=0).history["loss"]
     for strategy in (None, helpers.mirrored(2)):
-        found = (
-            compiled(lambda: make(unisono.Model), strategy)
-            .fit(data, shuffle=False, verbose=0)
-            .history["loss"]
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        model = compiled(lambda: make(unisono.Model), strategy)
+        for given in ({"x": data}, {"x": rows, "y": Y, "batch_size": 6}):
+            with helpers.scope(strategy):
+                model.set_weights(compiled(lambda: make(keras.Model)).get_weights())
+            found = model.fit(**given, shuffle=False, verbose=0).history["loss"]
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 class Places(keras.layers.Layer):
@@ -262,6 +262,10 @@ def test_mistakes_in_arguments_are_named_with_what_is_needed():
     ):
         with pytest.raises(TypeError, match=rf"did you mean `{meant}`\?"):
             call()
+    with pytest.raises(
+        TypeError, match=r"^`sample_weight` is a float: pass arrays or tensors with samples\.$"
+    ):
+        model.evaluate(X, Y, sample_weight=1.0)
     with pytest.raises(ValueError, match=r"`x` is complex.*takes float32.*complex64"):
         model.fit(X.astype("complex64"), Y)
     with pytest.raises(ValueError, match=r"pass the folder.*BackupAndRestore\(\"backup\"\)"):

@@ -115,7 +115,7 @@ def _slice_leaf(leaf: Any, start: Any, stop: Any, samples: int | None, device: s
             return slice_sparse(leaf, start, stop, samples)
         if isinstance(leaf, SparseRows):
             columns, values = leaf.columns[start:stop], leaf.values[start:stop]
-            return sparse_tensor(columns, values, leaf.sample_shape, samples)
+            return sparse_tensor(columns, values, leaf, samples)
         return leaf[start:stop]
 
 
@@ -157,7 +157,7 @@ def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
     if isinstance(leaf, SparseRows):
         samples = indices.shape[0] if indices.shape.rank else None
         columns, values = tf.gather(leaf.columns, indices), tf.gather(leaf.values, indices)
-        return sparse_tensor(columns, values, leaf.sample_shape, samples)
+        return sparse_tensor(columns, values, leaf, samples)
     return tf.gather(leaf, indices)
 
 
@@ -223,7 +223,9 @@ def open_spec(leaf: Any) -> Any:
     if spec == tf.type_spec_from_value(None):
         return None
     if isinstance(spec, SparseRows.Spec):
-        return SparseRows.Spec(open_spec(spec.columns), open_spec(spec.values), spec.sample_shape)
+        return SparseRows.Spec(
+            open_spec(spec.columns), open_spec(spec.values), spec.sample_shape, spec.static_shape
+        )
     if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec) or is_scalar(spec):
         return spec
     shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]

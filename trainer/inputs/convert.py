@@ -57,12 +57,13 @@ def host_arrays(name: str, structure: Any, complaint: str) -> Any:
 
 def standard_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     """Return nests of NumPy arrays and tensors, None for None; weights without targets are dropped, as in Keras."""
-    complaint = (
-        "{place} is a {kind}; pass arrays or tensors with samples, a tf.data.Dataset, a keras.utils.PyDataset, a torch "
-        "DataLoader or a generator of batches."
+    complaint = "`{place}` is a {kind}: pass arrays or tensors with samples."
+    sources = (
+        " `fit`, `evaluate` and `predict` also take a tf.data.Dataset, a keras.utils.PyDataset, a torch DataLoader or a "
+        "generator of batches."
     )
-    given = {"x": x, "y": y, "sample_weight": sample_weight}
-    x, y, sample_weight = (host_arrays(name, part, complaint) for name, part in given.items())
+    x = host_arrays("x", x, complaint + sources)
+    y, sample_weight = host_arrays("y", y, complaint), host_arrays("sample_weight", sample_weight, complaint)
     if y is None or sample_weight is None:
         return x, y, None
     if not tf.nest.flatten(sample_weight):

@@ -14,6 +14,8 @@ class SparseRows(tf.experimental.ExtensionType):
     """Any dtype, `(batch, (entries))`."""
     sample_shape: tf.Tensor
     """int64 `[rank - 1]`; the dense shape of one sample."""
+    static_shape: tf.TensorShape
+    """What is known of it while tracing."""
 
 
 def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
@@ -28,6 +30,7 @@ def sparse_rows(sparse: tf.SparseTensor) -> SparseRows:
         columns=tf.RaggedTensor.from_row_splits(columns, splits, validate=False),
         values=tf.RaggedTensor.from_row_splits(sparse.values, splits, validate=False),
         sample_shape=sparse.dense_shape[1:],
+        static_shape=sparse.shape[1:],
     )
 
 
@@ -42,12 +45,11 @@ def slice_sparse(leaf: tf.SparseTensor, start: Any, stop: Any, samples: int | No
     return result
 
 
-def sparse_tensor(columns: Any, values: Any, sample_shape: tf.Tensor, samples: int | None) -> tf.SparseTensor:
-    """Return entries by samples as one `tf.SparseTensor`, with samples numbered from 0."""
+def sparse_tensor(columns: Any, values: Any, rows: SparseRows, samples: int | None) -> tf.SparseTensor:
+    """Return some samples of `rows` as one `tf.SparseTensor`, numbered from 0."""
     indices = tf.concat([columns.value_rowids()[:, None], columns.values], 1)
-    shape = tf.concat([values.nrows()[None], sample_shape], 0)
+    shape = tf.concat([values.nrows()[None], rows.sample_shape], 0)
     sparse = tf.SparseTensor(indices, values.values, shape)
-    rest, count = tf.get_static_value(sample_shape), sample_shape.shape[0]
-    if count is not None:
-        sparse.set_shape([samples, *([None] * count if rest is None else map(int, rest))])
+    if rows.static_shape.rank is not None:
+        sparse.set_shape([samples, *rows.static_shape])
     return sparse

@@ -53,8 +53,9 @@ class TracedStep:
         self._variables: list[keras.Variable] = []
         self.attention: set[Any] = set()  # see `StepContext`
         leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
-        if not all(isinstance(leaf, tf.TensorSpec) for leaf in leaves):
-            raise NotPartitioned("ragged and sparse inputs are not partitioned")
+        other = [path for path, leaf in all_leaves(spec) if not isinstance(leaf, tf.TensorSpec | None)]
+        if other:
+            raise NotPartitioned(f"ragged and sparse inputs are not partitioned, so make `{other[0]}` dense")
         specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
         self._statistics = MadeOperations()
         graph = trace_on_one_device(self._trace, specs, for_xla=compiles)
@@ -105,7 +106,7 @@ class TracedStep:
     def _stand_in_for(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
         """Return the stand-in for a sharded weight that the step reads, outside branches and loops."""
         with graph.as_default(), tf.control_dependencies(None):
-            return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight.name)
+            return TensorInPlace(weight.key, read_unrecorded(weight.traced), weight)
 
     def _take(self, optimizer: Any, pairs: Any) -> None:
         pairs = list(pairs)

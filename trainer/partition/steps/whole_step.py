@@ -163,7 +163,7 @@ class _State:
         """Gather the weights, which an optimizer may have updated."""
         for value in self._sharded:
             whole = ShardedValue.read_value(value)  # kept, because its backward pass would gather it again
-            self._whole[id(value)] = TensorInPlace(value.key, whole, value.name)
+            self._whole[id(value)] = TensorInPlace(value.key, whole, value)
 
     def whole(self, value: ShardedValue) -> Any:
         """Return the stand-in for a sharded weight."""
