@@ -23,11 +23,7 @@ class VariableStandIn(tf.Variable, TensorType):
     aggregation: Any = tf.VariableAggregation.NONE
     synchronization: Any = tf.VariableSynchronization.AUTO
     constraint = initializer = None
-    op, graph, initial_value = (
-        property(),
-        property(),
-        property(),
-    )  # not there, as for any variable in eager mode
+    op = graph = initial_value = property()  # not there, as for any variable in eager mode
 
     def __init__(self, strategy: Any, unique_id: str) -> None:
         self._distribute_strategy = strategy
