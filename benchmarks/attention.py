@@ -52,11 +52,11 @@ def main() -> None:
     rows = [[f"{tokens:,}", *run("function", tokens, options)] for tokens in lengths]
     publish(f"{name}_function", ["tokens", *KINDS], rows)
     head = ["tokens", "", "tokens in a second of CPU time", "of Keras", "peak of a step"]
-    publish(name, head, [row for tokens in lengths for row in rows_of(tokens, options)])
+    publish(name, head, [line for tokens in lengths for line in lines_of(tokens, options)])
 
 
-def rows_of(tokens: int, options: Any) -> list[list[str]]:
-    """Return a row for each contestant."""
+def lines_of(tokens: int, options: Any) -> list[list[str]]:
+    """Return a line of the table for each contestant."""
     names = [name for name in CONTESTANTS if name != "jax" or importlib.util.find_spec("jax")]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(options.rounds):
