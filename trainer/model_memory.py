@@ -34,6 +34,12 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     x = find_declared_inputs(model) if x is None else x
     if x is None:
         raise ValueError(f"`x` is missing, and {model.name!r} does not know its inputs: pass a batch as `x`.")
+    for shape in (tuple(part.shape) for part in tf.nest.flatten([x, y]) if part is not None):
+        if None in shape[1:]:
+            raise ValueError(
+                f"The memory of {model.name!r} depends on a length that the shape {shape} leaves open: pass a batch as "
+                "`x`, such as `tf.TensorSpec((None, 512), tf.int32)`."
+            )
     with variables_without_memory():
         few, many = (_count_kept_bytes(model, x, y, samples) for samples in (2, 4))
         optimizer: Any = model.optimizer if model.compiled else None
@@ -64,11 +70,10 @@ def bytes_of_parts(*variables: Any) -> int:
 
 
 def _count_kept_bytes(model: keras.Model, x: Any, y: Any, samples: int) -> int:
-    """Count the bytes of inputs and of tensors kept for the backward pass, with `samples` for every open axis."""
+    """Count the bytes of inputs and of tensors kept for the backward pass."""
 
     def placeholder(value: Any) -> Any:
-        shape = [samples, *(samples if size is None else size for size in value.shape[1:])]
-        return tf.compat.v1.placeholder(value.dtype, shape)
+        return tf.compat.v1.placeholder(value.dtype, [samples, *value.shape[1:]])
 
     with scratch_graph() as graph:
         inputs = tf.nest.map_structure(placeholder, x)

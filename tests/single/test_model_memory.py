@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from peak_memory import PeakMemory
 
 import unisono
@@ -69,6 +70,17 @@ def test_half_precision_and_models_that_know_no_inputs():
     model = Own()
     memory = unisono.model_memory(model, np.ones((2, 6), "float32"), np.ones((2, 4), "float32"))
     assert memory.half_precision and memory.weights == NUMBER * 7 * 4
+
+
+def test_length_that_the_model_leaves_open_is_asked_for():
+    texts = keras.Input((None,), dtype="int32")
+    model = unisono.Model(texts, keras.layers.Dense(1)(keras.layers.Embedding(9, 4)(texts)))
+    with pytest.raises(ValueError, match=r"the shape \(None, None\) leaves open: pass a batch as `x`"):
+        unisono.model_memory(model)
+    short, long = (
+        unisono.model_memory(model, tf.TensorSpec((None, n), "int32")).activations for n in (10, 30)
+    )
+    assert long == 3 * short
 
 
 def test_sparse_targets_several_outputs_and_named_inputs():
