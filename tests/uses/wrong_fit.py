@@ -35,8 +35,8 @@ VALID = "`validation_data`"
 BATCHED = "batch (it|them) first"
 
 INPUTS: dict[str, Use] = {
-    "x is a file name": fit("x is a str", "tf.data.Dataset", x="data.csv", y=None),
-    "x is a number": fit("x is a int", "arrays or tensors", x=3),
+    "x is a file name": fit("`x` is a str", "tf.data.Dataset", x="data.csv", y=None),
+    "x is a number": fit("`x` is a int", "arrays or tensors", x=3),
     "x is strings": fit(
         "`x` contains strings, but the input .* of the model takes float32",
         "StringLookup",
@@ -54,7 +54,7 @@ INPUTS: dict[str, Use] = {
     "x lacks an axis": fit("`x`", r"\(None,\)", "takes in", x=np.ones(6)),
     "x has an axis too many": fit("`x`", r"\(None, 3, 2\)", "takes in", x=np.ones((6, 3, 2))),
     "x is a scalar": fit(r"x \(array\(3.*is a scalar", "its samples", x=np.float32(3)),
-    "x holds an object": fit(r"x\[1\] is a object", "arrays or tensors", x=[X, object()]),
+    "x holds an object": fit(r"`x\[1\]` is a object", "arrays or tensors", x=[X, object()]),
     "x has parts of other lengths": fit(
         r"x\['p'\]: 6, x\['q'\]\[0\]: 4", "same number of samples", x={"p": X, "q": [X[:4]]}
     ),
@@ -102,7 +102,7 @@ INPUTS: dict[str, Use] = {
     "y is None": fit("`y` is None", "loss='mse'", "pass the targets", y=None),
     "y is names": fit("`y` contains strings", "StringLookup", y=np.array(["cat"] * 6)),
     "y is a list of names": fit("`y` contains strings", "StringLookup", y=["cat"] * 6),
-    "y is a number": fit("y is a int", "arrays or tensors", y=1),
+    "y is a number": fit("`y` is a int", "arrays or tensors", y=1),
     "y has more samples": fit("x: 6, y: 8", "same number of samples", y=np.ones((8, 2))),
     "y has fewer samples": fit("x: 6, y: 3", "same number of samples", y=Y[:3]),
     "y has other columns": fit("`y`", r"\(None, 5\)", "shape of the outputs", y=np.ones((6, 5))),
@@ -114,10 +114,10 @@ INPUTS: dict[str, Use] = {
     "sample_weight is strings": fit(
         "`sample_weight` contains strings", "pass one number", sample_weight=np.array(["a"] * 6)
     ),
-    "sample_weight is a text": fit("sample_weight is a str", "arrays", sample_weight="auto"),
-    "sample_weight is a number": fit("sample_weight is a float", "arrays", sample_weight=2.0),
+    "sample_weight is a text": fit("`sample_weight` is a str", "arrays", sample_weight="auto"),
+    "sample_weight is a number": fit("`sample_weight` is a float", "arrays", sample_weight=2.0),
     "sample_weight is too short": fit("sample_weight: 4", "same number of samples", sample_weight=np.ones(4)),
-    "sample_weight is of classes": fit(r"sample_weight\[0\] is a float", "arrays", sample_weight={0: 1.0}),
+    "sample_weight is of classes": fit(r"`sample_weight\[0\]` is a float", "arrays", sample_weight={0: 1.0}),
     "sample_weight has a name": fit(
         "`sample_weight`", "one weight for each sample", sample_weight={"out": np.ones(6)}
     ),
@@ -267,7 +267,7 @@ METHODS: dict[str, Use] = {
         },
         "predict": {
             "None": (NO_X, None),
-            "a file": (("x is a str", "arrays"), "img.png"),
+            "a file": (("`x` is a str", "arrays"), "img.png"),
             "names": (("`x` contains strings", "encode"), np.array([["a", "b", "c"]])),
             "one sample": (("`x`", r"\(None,\)", "takes in"), X[0]),
             "features": (("`x`", r"\(None, 5\)", "takes in"), np.ones((6, 5))),
@@ -284,7 +284,7 @@ METHODS: dict[str, Use] = {
             "of a dataset": (("`x`", "Dataset", "one batch"), DATASET),
             "of a generator": (("`x`", "generator", "one batch"), iter([V])),
             "of a pair": (NO_Y, V),
-            "of text": (("x is a str", "arrays"), "x"),
+            "of text": (("`x` is a str", "arrays"), "x"),
             "columns": (("`y`", r"\(None, 5\)", "outputs"), X, np.ones((6, 5))),
             "swapped": ((r"sample_weight\[0\]", "arrays"), X, Y, {0: 1.0}),
             "both weights": (("sample_weight", "class_weight", "product"), X, Y, np.ones(6), {0: 1.0}),
