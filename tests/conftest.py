@@ -72,6 +72,14 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Exempts what a file of tests leaves behind, graphs above all: each collection would go through all of it again."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def clean_keras_state(request):
     """Every test starts with Keras' defaults and seeds, and leaves no state behind.
