@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +22,23 @@ from .files.shard_files import find_local_shards
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
 
+class Held(NamedTuple):
+    """What a save looks for once: the groups of `variables_of`, and NumPy's and Python's generators by name."""
+
+    variables: dict[str, list[Any]]
+    generators: dict[str, Any]
+
+
+def find_held(model: TrainedModel, fit_state: FitState) -> Held:
+    """Return what a backup holds now."""
+    groups = variable_state.variables_of(model, not fit_state.custom_loop)
+    return Held(groups, find_held_generators(model, fit_state))
+
+
 def capture(
     model: TrainedModel,
     fit_state: FitState,
+    held: Held,
     epoch: int,
     step: int,
     buffers: dict[Any, np.ndarray],
@@ -53,17 +67,17 @@ def capture(
             )
             for i, variable in enumerate(members)
         ]
-        for group, members in variable_state.variables_of(model, not fit_state.custom_loop).items()
+        for group, members in held.variables.items()
     }
     source = fit_state.source.state()
-    start = before_validation or _find_random_state(model, fit_state)
+    start = before_validation or _find_random_state(held.generators, fit_state)
     worker = {"random": start["random"], "source": source, "validation": start["validation"]}
     if before_validation is not None:
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
     variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
-        "fingerprint": fingerprint(model, fit_state, source, who),
+        "fingerprint": fingerprint(held.variables, fit_state, source, who),
         "calendar": {
             "epoch": epoch,
             "step": step,
@@ -90,12 +104,12 @@ def validation_start(model: TrainedModel, fit_state: FitState) -> dict[str, Any]
         for i, variable in enumerate(model.variables)
         if id(variable) in drawn
     }
-    return {"seeds": seeds, **_find_random_state(model, fit_state)}
+    return {"seeds": seeds, **_find_random_state(find_held_generators(model, fit_state), fit_state)}
 
 
-def _find_random_state(model: TrainedModel, fit_state: FitState) -> dict[str, Any]:
+def _find_random_state(generators: dict[str, Any], fit_state: FitState) -> dict[str, Any]:
     """Return the generators, and the position in the validation data before the next validation, a new pass."""
-    drawn, source = random_state.capture(find_held_generators(model, fit_state)), fit_state.validation
+    drawn, source = random_state.capture(generators), fit_state.validation
     if source is None:
         return {"random": drawn, "validation": {}}
     state = {name: value for name, value in source.state().items() if name != _LARGE}
@@ -117,7 +131,8 @@ def check(
     """Raise BackupMismatchError for a backup of something else, on all workers, with a list of the differences."""
     # Only sources that resume by index can be asked for their state before it is restored: an iterator has one use.
     by_index = getattr(type(fit_state.source), "resume_by", None) == "index"
-    now_is = fingerprint(model, fit_state, fit_state.source.state() if by_index else {}, who)
+    variables = variable_state.variables_of(model, not fit_state.custom_loop)
+    now_is = fingerprint(variables, fit_state, fit_state.source.state() if by_index else {}, who)
     found = differences(content["fingerprint"], now_is)
     workers, now = len(content["workers"]), place_among_workers(model.distribute_strategy)[1]
     if getattr(fit_state.source, "per_worker", False) and workers != now:

@@ -16,7 +16,7 @@ versions           of Keras, TensorFlow, Python and these sums     that checksum
 
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from ...compat.keras_private.seed_generators import seeds_as_set
 from ...compat.keras_private.variables import raw_value
-from .. import variable_state
 from ..trained_model import FitState, TrainedModel
 from . import described_values
 
@@ -56,9 +55,15 @@ def identity(model: TrainedModel, fit_state: FitState, declared: str | None = No
 
 
 def fingerprint(
-    model: TrainedModel, fit_state: FitState, source_state: Mapping[str, Any], who: Mapping[str, Any]
+    variables: Mapping[str, Sequence[Any]],
+    fit_state: FitState,
+    source_state: Mapping[str, Any],
+    who: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return what must be equal for a backup to fit: variables, data, and `who`, the `identity`. JSON values."""
+    """Return what must be equal for a backup to fit, as JSON values.
+
+    These are the `variables` of `variables_of`, the data, and `who`, the `identity`.
+    """
 
     def described(v: Any) -> list[Any]:
         return [
@@ -67,7 +72,6 @@ def fingerprint(
             tf.as_dtype(raw_value(v).dtype).name,
         ]
 
-    groups = variable_state.variables_of(model, not fit_state.custom_loop)
     spec, samples = getattr(fit_state.source, "spec", None), source_state.get("rows")
     layout = [
         f"{part.dtype.name}{part.shape[1:] if part.shape.rank else part.shape}"
@@ -76,7 +80,7 @@ def fingerprint(
         for part in tf.nest.flatten(spec)
     ]
     return {
-        "variables": {group: list(map(described, members)) for group, members in groups.items()},
+        "variables": {group: list(map(described, members)) for group, members in variables.items()},
         "data": {
             "rows": None if samples is None else int(samples),
             "batch_rows": getattr(fit_state.source, "batch_size", None),
