@@ -85,12 +85,17 @@ class FitState:
     @property
     def tokens_per_sample(self) -> int | None:
         """The tokens of a sample where all of `x` is text, integers or masks `(batch, tokens)`, of one length; else None."""
-        x, _, _ = keras.utils.unpack_x_y_sample_weight(getattr(self.source, "spec", None))
-        parts = [part for part in tf.nest.flatten(x) if part is not None]
-        if not all(part.shape.rank == 2 and (part.dtype.is_integer or part.dtype.is_bool) for part in parts):
-            return None
-        lengths = {part.shape[1] for part in parts}
+        spec = getattr(self.source, "spec", None)
+        x = spec[0] if isinstance(spec, tuple | list) else spec  # a custom step may take any number of parts
+        lengths = {
+            part.shape[1] if _is_text(part) else None for part in tf.nest.flatten(x) if part is not None
+        }
         return lengths.pop() if len(lengths) == 1 and lengths != {1} else None
+
+
+def _is_text(part: tf.TypeSpec) -> bool:
+    is_dense = isinstance(part, tf.TensorSpec)
+    return is_dense and part.shape.rank == 2 and (part.dtype.is_integer or part.dtype.is_bool)
 
 
 @dataclasses.dataclass

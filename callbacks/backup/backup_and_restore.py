@@ -147,7 +147,7 @@ class BackupAndRestore(CustomLoopSupport):
         found = on_all_workers(self.model, fit_state.chief, self._store, self._owner, self.on_damaged)
         self._resume(fit_state, *found)
         self.initial_epoch, self.initial_step = fit_state.epoch, fit_state.step
-        self._exactness.check(fit_snapshot.find_held(self.model, fit_state))
+        self._exactness.check(fit_snapshot.find_state_holders(self.model, fit_state))
         self._saved_at_time = self._clock()
         self._before_validation = None
         self._running = True
@@ -283,11 +283,10 @@ class BackupAndRestore(CustomLoopSupport):
         begin = self._clock()
         fit_state = self._fit_state()
         self._writer.settle()
-        held = fit_snapshot.find_held(self.model, fit_state)
-        self._exactness.check(held)
-        content, summary = fit_snapshot.capture(
-            self.model, fit_state, held, epoch, step, self._buffers, self._identity, self._before_validation
-        )
+        holders = fit_snapshot.find_state_holders(self.model, fit_state)
+        self._exactness.check(holders)
+        now = self.model, fit_state, holders, epoch, step
+        content, summary = fit_snapshot.capture(*now, self._buffers, self._identity, self._before_validation)
         content["counters"] = {"steps_before_epoch": self._steps_before_epoch}
         strategy = self.model.distribute_strategy
         if (job := shard_files.job(strategy, fit_state.chief, self._store, content, summary)) is not None:

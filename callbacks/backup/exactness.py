@@ -18,7 +18,7 @@ from ...distribute.replicas import copies_of
 from ...state.random_state import GENERATORS, WITH_VARIABLE, find_global, mark_of, state_of
 from ...state.trained_model import FitState, TrainedModel
 from ..callback import find_named_generators
-from .snapshot import Held
+from .snapshot import StateHolders
 
 _ONE_WAY = (
     "The training data comes from a Python generator, which cannot be rewound: a resumed run draws from a new "
@@ -48,8 +48,8 @@ class ExactnessCheck:
         for source in self._inputs:
             source.watch(find_named_generators(fit_state.callbacks))
 
-    def check(self, held: Held) -> None:
-        """Check at the beginning, and before each save, what `find_held` returned."""
+    def check(self, holders: StateHolders) -> None:
+        """Check at the beginning, and before each save, what `find_state_holders` returned."""
         model, fit_state = self._model, self._fit_state
         validation = _why_inexact(fit_state.validation) or ""
         reasons = [
@@ -62,17 +62,17 @@ class ExactnessCheck:
             reasons += [
                 _explain_shared_variable(model, fit_state),
                 _draws_in_kernels(model),
-                self._explain_unnamed(held),
+                self._explain_unnamed(holders),
             ]
         if not self._found and (found := next(filter(None, reasons), None)):
             self._found = True
             warnings.warn(found, stacklevel=2)
         self._checks += 1
 
-    def _explain_unnamed(self, held: Held) -> str | None:
+    def _explain_unnamed(self, holders: StateHolders) -> str | None:
         """Return the warning if a generator moves that no backup holds. What libraries hold changes no number."""
-        known = [*held.generators.values(), *find_global().values()]
-        known += [each for group in held.variables.values() for each in group]
+        known = [*holders.generators.values(), *find_global().values()]
+        known += [each for group in holders.variables.values() for each in group]
         known += [each for source in self._inputs for each in source.find_restored()]
         restored = {id(state_of(each)) for each in known}
         if self._checks < 2:  # before the first step, and with what it has made

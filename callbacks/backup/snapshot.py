@@ -22,23 +22,23 @@ from .files.shard_files import find_local_shards
 _LARGE, _SAME_AS = "iterator", "same_iterator_as"  # what may be large in a source's position
 
 
-class Held(NamedTuple):
-    """What a save looks for once: the groups of `variables_of`, and NumPy's and Python's generators by name."""
+class StateHolders(NamedTuple):
+    """Whose states a save takes: the groups of `variables_of`, and NumPy's and Python's generators by name."""
 
     variables: dict[str, list[Any]]
     generators: dict[str, Any]
 
 
-def find_held(model: TrainedModel, fit_state: FitState) -> Held:
-    """Return what a backup holds now."""
+def find_state_holders(model: TrainedModel, fit_state: FitState) -> StateHolders:
+    """Find what a backup is to hold; each look goes through all that the user's objects reach."""
     groups = variable_state.variables_of(model, not fit_state.custom_loop)
-    return Held(groups, find_held_generators(model, fit_state))
+    return StateHolders(groups, find_held_generators(model, fit_state))
 
 
 def capture(
     model: TrainedModel,
     fit_state: FitState,
-    held: Held,
+    holders: StateHolders,
     epoch: int,
     step: int,
     buffers: dict[Any, np.ndarray],
@@ -67,17 +67,17 @@ def capture(
             )
             for i, variable in enumerate(members)
         ]
-        for group, members in held.variables.items()
+        for group, members in holders.variables.items()
     }
     source = fit_state.source.state()
-    start = before_validation or _find_random_state(held.generators, fit_state)
+    start = before_validation or _find_random_state(holders.generators, fit_state)
     worker = {"random": start["random"], "source": source, "validation": start["validation"]}
     if before_validation is not None:
         for i, seed in before_validation["seeds"].items():
             variables["model"][i] = seed
     variables, parts = _from_all_workers(strategy, variables, worker)
     content = {
-        "fingerprint": fingerprint(held.variables, fit_state, source, who),
+        "fingerprint": fingerprint(holders.variables, fit_state, source, who),
         "calendar": {
             "epoch": epoch,
             "step": step,

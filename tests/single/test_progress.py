@@ -210,10 +210,14 @@ TEXTS, TABLE = np.zeros((4, 6), "int32"), np.zeros((4, 6), "float32")
         pytest.param((TEXTS, TEXTS[:, :2]), None, id="two lengths"),
         pytest.param(TEXTS[:, :1], None, id="one number a sample"),
         pytest.param(TEXTS[:, 0], None, id="one axis"),
+        pytest.param(tf.sparse.from_dense(TEXTS), None, id="sparse"),
+        pytest.param(tf.RaggedTensor.from_tensor(TEXTS), None, id="ragged"),
+        pytest.param(tf.data.Dataset.from_tensors((TEXTS, TEXTS, TABLE, TABLE)), 24, id="four parts"),
     ],
 )
 def test_speed_of_text_is_in_tokens_too(x, tokens):
-    source = make_source(x, np.zeros(4), batch_size=4)
+    source = make_source(x, batch_size=None if isinstance(x, tf.data.Dataset) else 4)
+    source.batch_size = 4
     assert speeds(FitState(source=source), 1.0)[1:] == ([f"{tokens} tokens/s"] if tokens else [])
 
 
