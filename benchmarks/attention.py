@@ -97,7 +97,7 @@ def ratios(tokens: int, xla: bool) -> list[str]:
     q, k, v, w = (tf.constant(drawn.normal(size=(2, tokens, HEADS, 64)), "float32") for _ in range(4))
     shapes = {"a mask of all queries and keys": (2, 1, tokens, tokens), "a mask of keys": (2, 1, 1, tokens)}
 
-    def timed(flash: bool, kind: str) -> Any:
+    def make_timer(flash: bool, kind: str) -> Any:
         mask = tf.constant(drawn.random(shapes[kind]) < 0.8) if kind in shapes else None
 
         @tf.function(autograph=False, jit_compile=xla)
@@ -118,7 +118,7 @@ def ratios(tokens: int, xla: bool) -> list[str]:
 
     found = []
     for kind in KINDS:
-        contestants = [timed(False, kind), timed(True, kind)]
+        contestants = [make_timer(False, kind), make_timer(True, kind)]
         plain, blocks = (min(each) for each in zip(*([f() for f in contestants] for _ in range(4))))
         found.append(f"{plain / blocks:.2f}")
     return found

@@ -37,7 +37,7 @@ class VariableStandIn(tf.Variable, TensorType):
         raise NotImplementedError
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Any:
-        """Write it."""
+        """Replace the value, cast to its dtype."""
         raise NotImplementedError
 
     @property
@@ -55,23 +55,23 @@ class VariableStandIn(tf.Variable, TensorType):
         return self.read_value()
 
     def assign_add(self, delta: Any, *options: Any, **named: Any) -> Any:
-        """Add to it."""
+        """Add `delta`, cast to the dtype of the value."""
         return self.assign(self.read_value() + tf.cast(delta, self.dtype), *options, **named)
 
     def assign_sub(self, delta: Any, *options: Any, **named: Any) -> Any:
-        """Subtract from it."""
+        """Subtract `delta`, cast to the dtype of the value."""
         return self.assign(self.read_value() - tf.cast(delta, self.dtype), *options, **named)
 
     def sparse_read(self, indices: Any, name: Any = None) -> tf.Tensor:
-        """Return slices."""
+        """Return the slices at `indices` along the first axis."""
         return tf.gather(self.read_value(), indices)
 
     def gather_nd(self, indices: Any, name: Any = None) -> tf.Tensor:
-        """Return places."""
+        """Return the elements or slices at `indices`, as `tf.gather_nd` does."""
         return tf.gather_nd(self.read_value(), indices)
 
     def is_initialized(self, name: Any = None) -> tf.Tensor:
-        """Return True."""
+        """Return True: the value exists from the beginning."""
         return tf.constant(True)
 
     def numpy(self) -> Any:
@@ -93,7 +93,7 @@ class VariableStandIn(tf.Variable, TensorType):
 
 
 def _provide_scatter(kind: str) -> None:
-    """Write slices, and places."""
+    """Add `scatter_<kind>` and `scatter_nd_<kind>`, which write slices and elements."""
 
     def write(self: Any, indices: Any, updates: Any, name: Any = None) -> Any:
         return self.assign(getattr(tf, f"tensor_scatter_nd_{kind}")(self.read_value(), indices, updates))
