@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ from ..compat.keras_private import seed_generators as private
 from ..compat.keras_private.variables import raw_value
 from ..distribute.workers.error_text import is_own_file
 
-# Where objects are not looked into: none of theirs holds what is not found otherwise.
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "keras", "numpy", "tensorflow", "unisono"} - {"__main__"})
+# Where objects are not looked into: none of theirs holds what is not found otherwise. A test runner holds all tests.
+_NOT_OF_USERS = ("keras", "numpy", "tensorflow", "unisono", "_pytest", "pluggy")
+_LIBRARIES = {*sys.stdlib_module_names, *_NOT_OF_USERS} - {"__main__"}
 _MOST_ITEMS = 10_000  # of a container that is looked into: a longer one is data, such as a vocabulary
 _MOST_VISITS = 100_000
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, np.ndarray})
@@ -176,8 +178,14 @@ def find_reached(roots: Mapping[str, Any], kinds: tuple[type, ...]) -> Iterator[
     """Yield the objects of these kinds that are reached from `roots`, each once, with the way to it, in a fixed order."""
     waiting = list(roots.items())[::-1]
     seen: dict[int, Any] = {}  # with the objects, so that no new one gets the number of one that is gone
-    while waiting and len(seen) < _MOST_VISITS:
+    while waiting:
         path, value = waiting.pop()
+        if len(seen) == _MOST_VISITS:
+            end = f"The search for generators and variables ended at `{path}`, object {_MOST_VISITS:,}: what is after it is "
+            warnings.warn(
+                f"{end}not saved. Name generators by BackupAndRestore(generators=[...]).", stacklevel=2
+            )
+            return
         if id(value) in seen:
             continue
         leaf = isinstance(value, kinds)

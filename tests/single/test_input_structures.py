@@ -261,11 +261,13 @@ def broken_pipeline():
     )
 
 
-@pytest.mark.parametrize("method", ["evaluate", "predict"])
-def test_error_of_a_pipeline_says_at_which_step_it_came(method):
+@pytest.mark.parametrize("open_ended", [False, True])
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_error_of_a_pipeline_says_at_which_step_it_came(method, open_ended):
     model = normalized_model()
+    data = broken_pipeline()
     with pytest.raises(tf.errors.InvalidArgumentError) as caught:
-        getattr(model, method)(broken_pipeline(), verbose=0)
+        getattr(model, method)(data.filter(lambda *_: True) if open_ended else data, verbose=0)
     assert any("step 3 of the epoch" in note for note in caught.value.__notes__)
 
 

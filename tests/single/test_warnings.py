@@ -75,6 +75,7 @@ NEIGHBOURS = {
         "callbacks/backup/backup_and_restore.py _resume",
         "callbacks/backup/backup_and_restore.py on_fit_exit",
         "callbacks/backup/callback_state.py _set_csv_state",
+        "state/random_state.py find_reached",
     ],
     "inputs at the position they are at": [
         "trainer/inputs/sources/python_inputs.py restore",
