@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import keras
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from ..compat.keras_private.serialization import our_classes
 from ..compat.keras_private.training import compile_config, filter_traceback, strategy_of
 from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer, deserialize_keras_object
+from ..distribute.arguments import check_names
 from ..distribute.hardware.devices import why_xla_aborts
 from ..distribute.hardware.program_cache import PROGRAM_CACHE
 from ..distribute.parameter_servers.updates import on_parameter_servers
@@ -59,6 +60,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         steps_per_execution: int | str = "auto",
         jit_compile: bool | str = "auto",
         auto_scale_loss: bool = True,
+        **_unknown: Never,
     ) -> None:
         """Configure the model for training, as `keras.Model.compile` does.
 
@@ -79,6 +81,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         Raises:
             ValueError, TypeError: an argument is invalid. The model is then unchanged.
         """
+        check_names(self.compile, _unknown)
         given: dict[str, Any] = dict(
             loss=loss,
             loss_weights=loss_weights,

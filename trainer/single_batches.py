@@ -1,11 +1,12 @@
 """`SingleBatches`: one step on one global batch, for custom loops."""
 
-from typing import Any
+from typing import Any, Never
 
 import keras
 
 from ..compat.keras_private.training import logs_in_order
 from ..compat.upstream_places import convert_to_np_if_not_ragged, pythonify_logs
+from ..distribute.arguments import check_names
 from ..state.trained_model import TrainedModel
 from . import fit_checks
 from .compilation import runner_of
@@ -33,6 +34,7 @@ class SingleBatches:
         sample_weight: Any = None,
         class_weight: Any = None,
         return_dict: bool = False,
+        **_unknown: Never,
     ) -> Any:
         """Run one training step on one global batch, as `keras.Model.train_on_batch`.
 
@@ -46,11 +48,17 @@ class SingleBatches:
         Returns:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
+        check_names(self.train_on_batch, _unknown)
         self._ready("train_on_batch")
         return _on_batch(self, "train", x, y, sample_weight, class_weight, return_dict)
 
     def test_on_batch(
-        self: Any, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+        self: Any,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        return_dict: bool = False,
+        **_unknown: Never,
     ) -> Any:
         """Compute the loss and the metrics of one global batch, as `keras.Model.test_on_batch`.
 
@@ -63,10 +71,13 @@ class SingleBatches:
         Returns:
             The loss and the metrics so far, since `reset_metrics` was called, in the form that `evaluate` returns.
         """
+        check_names(self.test_on_batch, _unknown)
         self._ready("test_on_batch")
         return _on_batch(self, "test", x, y, sample_weight, None, return_dict)
 
-    def explain_step(self: Any, x: Any, y: Any = None, sample_weight: Any = None) -> StepExplanation:
+    def explain_step(
+        self: Any, x: Any, y: Any = None, sample_weight: Any = None, **_unknown: Never
+    ) -> StepExplanation:
         """Explain the collectives of one training step, their sizes, and the lines of user code that cause them.
 
             print(model.explain_step(x[:64], y[:64]))
@@ -84,6 +95,7 @@ class SingleBatches:
         Raises:
             ValueError: the model's strategy has one replica.
         """
+        check_names(self.explain_step, _unknown)
         self._ready("explain_step")
         if not shared_by_replicas(self):
             raise ValueError(
@@ -101,7 +113,7 @@ class SingleBatches:
                 partition = ModelPartition(self, "train_step", self.train_step)
                 return partition.explain(spec, samples)
 
-    def predict_on_batch(self: Any, x: Any) -> Any:
+    def predict_on_batch(self: Any, x: Any, **_unknown: Never) -> Any:
         """Compute the outputs for one global batch, as `keras.Model.predict_on_batch`.
 
         Args:
@@ -110,6 +122,7 @@ class SingleBatches:
         Returns:
             A NumPy array `(batch, ...)` or a nest of them.
         """
+        check_names(self.predict_on_batch, _unknown)
         bring_along(self, "predict_on_batch")
         fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)

@@ -1,5 +1,7 @@
 """Errors while a step is traced for batches of any size: user code runs on one replica, a bug of the library is named."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -55,10 +57,10 @@ class MisusesLibrary(unisono.Sequential):
 
 
 def test_error_that_the_library_raises_for_a_wrong_argument_is_the_users():
-    with pytest.warns(UserWarning, match="raised in test_trace_errors.py") as found:
-        with pytest.raises(ValueError, match="Received: -4"):
-            weights(2, MisusesLibrary)
-    assert not any("bug in Unisono" in str(each.message) for each in found)
+    with warnings.catch_warnings(record=True) as found, pytest.raises(ValueError, match="Received: -4"):
+        warnings.simplefilter("always")
+        weights(2, MisusesLibrary)
+    assert not any("one replica" in str(each.message) for each in found)
 
 
 class Fails(unisono.Sequential):
@@ -67,9 +69,8 @@ class Fails(unisono.Sequential):
 
 
 def test_error_that_the_whole_step_raises_too_is_raised_unchanged():
-    with pytest.warns(UserWarning, match="KeyError: 'mine', raised in test_trace_errors.py"):
-        with pytest.raises(KeyError, match="mine"):
-            weights(2, Fails)
+    with pytest.raises(KeyError, match="mine"):
+        weights(2, Fails)
 
 
 def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypatch):
@@ -100,14 +101,42 @@ def test_error_that_the_library_raises_without_a_purpose_is_a_bug():
         weights(2, BreaksLibrary)
 
 
-@pytest.mark.parametrize("model_class", [CountsSamples, Fails])
-def test_fallback_to_one_replica_is_an_error_where_that_is_asked_for(model_class, monkeypatch):
+def test_fallback_to_one_replica_is_an_error_where_that_is_asked_for(monkeypatch):
     monkeypatch.setenv("UNISONO_STRICT", "1")
     with pytest.raises(RuntimeError, match=r"runs on one replica, .* UNISONO_STRICT=1 makes this an error"):
-        weights(2, model_class)
+        weights(2, CountsSamples)
     monkeypatch.setattr(traced_step, "partition_graph", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         weights(2, unisono.Sequential)
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_error_of_user_code_comes_without_a_word_on_one_replica(strict, monkeypatch, recwarn):
+    monkeypatch.setenv("UNISONO_STRICT", strict)
+    with mirrored(2).scope():
+        model = unisono.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="shape"):
+            model.fit(X, Y[:, [0, 0, 0]], batch_size=4, verbose=0)
+    assert not [str(each.message) for each in recwarn if "one replica" in str(each.message)]
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_each_call_says_that_it_runs_on_one_replica_until_it_has(strict, monkeypatch):
+    monkeypatch.setenv("UNISONO_STRICT", strict)
+    with mirrored(2).scope():
+        model = CountsSamples([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    for number in range(2):
+        if strict == "1":
+            with pytest.raises(RuntimeError, match="runs on one replica"):
+                model.fit(X, Y, batch_size=4, verbose=0)
+        else:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                model.fit(X, Y, batch_size=4, verbose=0)
+            assert len([each for each in said if "runs on one replica" in str(each.message)]) == (number == 0)
 
 
 class EmptyColumns(unisono.Sequential):

@@ -87,8 +87,7 @@ NEIGHBOURS = {
     ],
     "custom step on two replicas": [
         "trainer/partition/steps/step_partition.py _trace",
-        "trainer/partition/steps/step_partition.py of",
-        "trainer/partition/steps/step_partition.py _warn",
+        "trainer/partition/steps/step_partition.py _say",
     ],
     "one process with devices of one kind": [
         "callbacks/output_paths.py check_launched_alone",

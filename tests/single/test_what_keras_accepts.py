@@ -259,6 +259,9 @@ def test_mistakes_in_arguments_are_named_with_what_is_needed():
         (lambda: model.fit(X, Y, epoch=3), "epochs"),
         (lambda: model.evaluate(X, Y, step=3), "steps"),
         (lambda: model.predict(X, callback=[]), "callbacks"),
+        (lambda: model.compile(optimiser="sgd"), "optimizer"),
+        (lambda: model.train_on_batch(X, Y, sample_weigths=Y), "sample_weight"),
+        (lambda: model.test_on_batch(X, Y, return_dicts=True), "return_dict"),
     ):
         with pytest.raises(TypeError, match=rf"did you mean `{meant}`\?"):
             call()

@@ -277,6 +277,7 @@ def test_step_that_writes_or_updates_in_a_branch_equals_one_device(program):
 
 
 @pytest.mark.long
+@pytest.mark.falls_back
 @pytest.mark.parametrize("home", ["mirrored2", "mirrored4", "central2"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_step_that_writes_or_updates_in_a_branch_equals_one_device_elsewhere(program, home):

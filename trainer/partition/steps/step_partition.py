@@ -42,6 +42,7 @@ class StepPartition:
     def __init__(self, step: Step, said: set[str]) -> None:
         self._step, self._said = step, said
         self._traced: dict[str, TracedStep | None] = {}
+        self._reasons: dict[str, str] = {}  # not said yet
 
     def of(self, spec: Any, compiles: bool = False, batches: Sequence[Any] = ()) -> TracedStep | WholeStep:
         """Return the step for these batches of a spec, for XLA if it `compiles`. Context: cross-replica."""
@@ -50,7 +51,7 @@ class StepPartition:
             for batch in batches:
                 step.check_samples(batch)
         except NotPartitioned as error:
-            self._warn(error)
+            self._note(error)
             return self.whole()
         return step
 
@@ -82,7 +83,7 @@ class StepPartition:
     def whole(self) -> WholeStep:
         """Return the step that the first replica runs on the whole batch."""
         self._check_runs_on_one("eager steps do")
-        return WholeStep(self._step, self._parts_of_sums)
+        return WholeStep(self._step, self._say, self._parts_of_sums)
 
     @functools.cached_property
     def _parts_of_sums(self) -> list[Any]:
@@ -100,23 +101,30 @@ class StepPartition:
         try:
             return TracedStep(self._step, spec, compiles)
         except NotPartitioned as error:
-            self._warn(error)
+            self._note(error)
         except Exception as error:  # the step still runs
             if mesh_of(self._step.strategy).divides_weights or _is_strict():
                 raise
             _log.warning("Please report this error of Unisono.", exc_info=error)
-            self._warn(name_bug(error))
+            self._note(name_bug(error))
         return None
 
-    def _warn(self, reason: Any) -> None:
-        """Warn once for each reason why the step runs on one replica."""
+    def _note(self, reason: Any) -> None:
+        """Warn once for each reason why the step runs on one replica; of an error of its code when it has run without it."""
         self._check_runs_on_one(reason)
-        text = f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}."
-        if _is_strict():
-            raise WrongUse(f"{text} {STRICT}=1 makes this an error.")
         if str(reason) not in self._said:
-            warnings.warn(f"{text} {_RESULTS[getattr(reason, 'calls_python', None)]}.", stacklevel=2)
-        self._said.add(str(reason))
+            text = f"{self._step.name} runs on one replica, with the whole batch, and the other replicas wait: {reason}."
+            self._reasons[str(reason)] = f"{text} {_RESULTS[getattr(reason, 'calls_python', None)]}."
+        if getattr(reason, "__cause__", None) is None:
+            self._say()
+
+    def _say(self) -> None:
+        for reason, text in list(self._reasons.items()):
+            if _is_strict():
+                raise WrongUse(f"{text} {STRICT}=1 makes this an error.")
+            warnings.warn(text, stacklevel=2)
+            self._said.add(reason)
+            del self._reasons[reason]
 
 
 _RESULTS = {  # by what is known of Python code in the graph

@@ -5,6 +5,9 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 
+import keras
+import tensorflow as tf
+
 from ....compat.keras_private.functional import first_error
 from ....compat.wrong_use import WrongUse
 from ....distribute.workers.error_text import is_own_file, is_unisono_file
@@ -19,6 +22,9 @@ def user_errors() -> Iterator[None]:
     an error that it raises again ends the fit. An error of a file of this library that is no `WrongUse` is a bug, and is not
     converted.
     """
+    filters = [each for each in (keras.config, tf.debugging) if each.is_traceback_filtering_enabled()]
+    for each in filters:  # without the frames of Keras and TensorFlow, a function of ours that calls theirs is the last
+        each.disable_traceback_filtering()
     try:
         yield
     except NotPartitioned:
@@ -30,6 +36,9 @@ def user_errors() -> Iterator[None]:
         where = f", raised in {line}" if line else ""
         text = f"{type(error).__name__}: {first_error(error)}".partition("\n")[0]
         raise NotPartitioned(f"traced for batches of any size, its code raises {text}{where}") from error
+    finally:
+        for each in filters:
+            each.enable_traceback_filtering()
 
 
 def name_bug(error: Exception) -> str:

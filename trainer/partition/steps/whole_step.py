@@ -31,13 +31,15 @@ from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbe
 class WholeStep:
     """One step on the whole batch; `parts_of_sums` are variables of TensorFlow whose copies are added when they are read.
 
+    `note_run` is called after user code has run without an error.
+
     The other replicas wait, and take part in exchanges: they add zeros to the gradients and receive the values of
     variables. User code runs once in each process. Context: replica; the threads take turns, the first one runs until
     it needs the others. One object serves one step (in a graph: one trace) and is called on every replica of this process.
     """
 
-    def __init__(self, step: Step, parts_of_sums: Sequence[Any] = ()) -> None:
-        self._step, self._parts_of_sums = step, parts_of_sums
+    def __init__(self, step: Step, note_run: Callable[[], None], parts_of_sums: Sequence[Any] = ()) -> None:
+        self._step, self._note_run, self._parts_of_sums = step, note_run, parts_of_sums
         self._calls: list[tuple[OptimizerCall, list[Any]]] = []  # with the variables written before each
         self._written: list[Any] = []  # after the last call
         self._writes: list[tuple[Any, tf.Tensor]] = []
@@ -112,6 +114,7 @@ class WholeStep:
             alone = as_on_one_device()
         with alone, draw_as_one_device(), pretend_replicas(1), see_through(state.whole), step_scope(own):
             self._result = self._step.fn(data)
+        self._note_run()
 
     def _apply(self, call: OptimizerCall, written: list[Any], step: StepContext, state: _State) -> None:
         """Call the optimizer: the gradients of the first replica, and zeros of the others."""
