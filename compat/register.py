@@ -92,6 +92,11 @@ REPLACED = (
         "an optimizer outside the model's attributes reduces the replicas' gradients like the others",
     ),
     Changed("keras:layers.Layer", "add_loss", "the ids of losses are forgotten when a step ends"),
+    Changed(
+        "keras:layers.Layer",
+        "_get_regularization_losses",
+        "regularizers get Keras variables, where Keras would pass what is inside of them to a scope that collects writes",
+    ),
     Changed("BackendVariable", "handle", "a tape accepts a tensor as the value of a variable"),
     Changed("SeedGenerator", "next", "the number of the replica is mixed into the seed of a random layer"),
     Changed(

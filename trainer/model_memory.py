@@ -34,7 +34,10 @@ def model_memory(model: keras.Model, x: Any = None, y: Any = None) -> ModelMemor
     x = find_declared_inputs(model) if x is None else x
     if x is None:
         raise ValueError(f"`x` is missing, and {model.name!r} does not know its inputs: pass a batch as `x`.")
-    for shape in (tuple(part.shape) for part in tf.nest.flatten([x, y]) if part is not None):
+    for part in tf.nest.flatten(x if y is None else [x, y]):
+        if not hasattr(part, "shape") or not hasattr(part, "dtype"):
+            raise TypeError(f"`x` and `y` must be arrays, tensors or tf.TensorSpecs. Received: {show(part)}")
+        shape = tuple(part.shape)
         if None in shape[1:]:
             raise ValueError(
                 f"The memory of {model.name!r} depends on a length that the shape {shape} leaves open: pass a batch as "

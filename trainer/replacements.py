@@ -117,6 +117,13 @@ def _add_loss(original: Any, self: Any, loss: Any) -> None:
         scope.adders.append(self)
 
 
+@_replaces("Layer._get_regularization_losses")
+def _regularization_losses(original: Any, self: Any) -> list[Any]:
+    if current_step() is None:
+        return original(self)
+    return [v.regularizer(v) for v in self.trainable_weights if v.regularizer is not None]
+
+
 @_replaces("random_ops_util._get_key_counter")
 def _key_counter(original: Any, seed: Any, alg: Any) -> Any:
     """Return the same key and counter; TensorFlow's operation for "auto_select" takes the seed from the host's memory."""

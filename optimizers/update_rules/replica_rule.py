@@ -266,7 +266,13 @@ def constrain(variables: Sequence[Any]) -> None:
     for variable in variables:
         if variable.constraint is not None:
             copy = local_copy(variable)
-            copy.assign(variable.constraint(copy))
+            copy.assign(apply_constraint(variable, copy))
+
+
+def apply_constraint(variable: Any, value: Any) -> Any:
+    """Return what its constraint makes of a Keras variable, in which it reads `value`."""
+    with use_name_of(value, variable), replace_value(variable, value):
+        return variable.constraint(variable)
 
 
 def once_there_is_one(pairs: Pairs) -> Any:

@@ -48,7 +48,7 @@ from .parts import (
     stays_whole,
     whole_value,
 )
-from .replica_rule import ReplicaRule, clip, constrain, once_there_is_one, transform
+from .replica_rule import ReplicaRule, apply_constraint, clip, constrain, once_there_is_one, transform
 
 
 def shards_state(optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -243,7 +243,8 @@ def _constrain(optimizer: Any, variables: Sequence[Any]) -> None:
     for variable in variables:
         if is_sharded(variable):
             value = raw_value(variable)
-            value.own().assign(own_part(variable.constraint(whole_value(value)), value.layout, value.shape))
+            new = apply_constraint(variable, TensorInPlace(value.key, whole_value(value), value))
+            value.own().assign(own_part(new, value.layout, value.shape))
     if copied:
         write = functools.partial(constrain, copied)
         (function_of_its_own(write) if has_user_code(optimizer, copied) else write)()

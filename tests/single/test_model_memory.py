@@ -109,3 +109,9 @@ def test_command_plans_what_no_memory_here_would_hold(tmp_path, capsys):
     assert "sharded optimizer" in printed
     assert main([f"{source}:make_model", "-b", "1", "-m", "80GiB"]) == 1
     assert "It does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("batch", [("a",), ([None],), ([[1.0, 2.0]],), (np.ones((2, 6)), "a")])
+def test_batch_that_is_no_array_is_named(batch):
+    with pytest.raises(TypeError, match=r"`x` and `y` must be arrays, .* Received: ('a'|None|1\.0)"):
+        unisono.model_memory(mlp(), *batch)

@@ -117,3 +117,43 @@ def test_variable_inside_a_divided_weight_is_used_like_a_plain_one(name):
         reads = value == 2.0, value[1], value.gather_nd([[1, 2]]), value.sparse_read([3]), 1 + value
         found.append([value.numpy(), *map(np.asarray, reads)])
     helpers.assert_equal(found[1], found[0])
+
+
+class NotesOfWeights(keras.regularizers.Regularizer, keras.constraints.Constraint):
+    """Notes what a regularizer or a constraint reads of a weight, and computes with the weight."""
+
+    def __init__(self, notes, result):
+        self.notes, self.result = notes, result
+
+    def __call__(self, weight):
+        described = weight.name, weight.path, weight.shape, weight.dtype, weight.ndim, weight.trainable
+        value = weight.value
+        inside = value.name, tuple(value.shape), value.dtype, value.trainable, tf.is_tensor(value)
+        self.notes.add((*described, *inside))
+        scale = 0.1 if "mid" in weight.path else 0.3
+        return self.result(scale * weight[0] * value[:1] * tf.norm(weight) + weight)
+
+
+@pytest.mark.short("none", "weights", "pipeline")
+@pytest.mark.parametrize("name", ["none", "optimizer state", "weights", "mesh", "pipeline"])
+def test_regularizers_and_constraints_read_of_weights_what_they_read_in_keras(name):
+    found = []
+    for strategy in (None, STRATEGIES.get(name, lambda: None)()):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(1)
+        notes = set()
+        regularizer = NotesOfWeights(notes, keras.ops.sum)
+        constraint = NotesOfWeights(notes, lambda value: 0.9 * value)
+        if name == "mesh":  # rejects own constraints
+            constraint = keras.constraints.MaxNorm(0.5)
+        with helpers.scope(strategy):
+            inputs = keras.Input((4,))
+            make = dict(kernel_regularizer=regularizer, kernel_constraint=constraint)
+            x = layers.Dense(8, "tanh", name="mid", **make)(inputs)
+            model = keras.Model if not found else unisono.Model
+            model = model(inputs, layers.Dense(2, name="head", **make)(x))
+            model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=name != "mesh")
+        losses = model.fit(X, X[:, :2], batch_size=3, shuffle=False, verbose=0).history["loss"]
+        found.append((sorted(map(str, notes)), losses, model.get_weights()))
+    assert found[1][0] == found[0][0]
+    helpers.assert_close(found[1][1:], found[0][1:], helpers.FLOAT32)

@@ -26,6 +26,7 @@ ARGUMENTS = {
     "numpy.take": "x indices axis",
     "Layer.__call__": "self args kwargs",
     "Layer.add_loss": "self loss",
+    "Layer._get_regularization_losses": "self",
     "Layer._maybe_build": "self call_spec",
     "GradientTape.gradient": "self target sources output_gradients unconnected_gradients",
     "Loss.__call__": "self y_true y_pred sample_weight",

@@ -9,7 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.keras_private.functional import flat_inputs, pack_outputs
+from ...compat.keras_private.variables import raw_value, replace_value
 from ...distribute.pipeline.schedule import Job, find_rematerialized
+from ...distribute.sharding.sharded_value import TensorInPlace
 from ...distribute.step_context import StepContext, step_scope
 from .micro_batches import MicroBatchStates, concat_micro_batches
 from .planning.graph import Chain, Stage
@@ -192,7 +194,8 @@ class PipelinedStep:
                 with tf.device(stage.devices[0]):
                     with tf.GradientTape(watch_accessed_variables=False) as tape:
                         tape.watch(value)
-                        penalty = tf.convert_to_tensor(variable.regularizer(value))
+                        with replace_value(variable, TensorInPlace(None, value, raw_value(variable))):
+                            penalty = tf.convert_to_tensor(variable.regularizer(variable))
                         scaled = self._scale(penalty)
                     self._losses.append(penalty)
                     if self._training:
