@@ -1,0 +1,122 @@
+"""Models with ragged and sparse inputs on several replicas: each computes its own samples, as on one device."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import unisono
+from unisono.trainer.partition.steps import step_partition
+from unisono.trainer.partition.steps.traced_step import TracedStep
+
+_R = np.random.default_rng(3)
+SAMPLES, BATCH = 11, 7  # 7 samples, then 4: a replica has none where two of three have two each
+LENGTHS = [3, 0, 1, 4, 0, 0, 2, 5, 1, 0, 2]
+HISTORY = tf.RaggedTensor.from_row_lengths(_R.integers(0, 9, sum(LENGTHS)), LENGTHS)
+OTHERS = tf.RaggedTensor.from_row_lengths(_R.integers(0, 9, 14), [1, 2, 0, 0, 3, 1, 0, 2, 0, 4, 1])
+WORDS = tf.RaggedTensor.from_row_lengths(_R.normal(size=(sum(LENGTHS), 3)), LENGTHS)
+ITEMS, Y = _R.integers(0, 9, SAMPLES), _R.integers(0, 2, (SAMPLES, 1)).astype("float64")
+SPARSE = tf.sparse.from_dense(np.maximum(_R.normal(size=(SAMPLES, 5)), 0))
+WEIGHTS = _R.uniform(0.5, 2, SAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class TwoTowers(unisono.Model):
+    """A history and a candidate of one table, and other items of a second one."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = layers.Embedding(9, 4, embeddings_initializer="glorot_uniform")
+        self.others = layers.Embedding(9, 4, embeddings_initializer="glorot_uniform")
+        self.out = layers.Dense(1, "sigmoid")
+
+    def call(self, inputs):
+        history = tf.reduce_sum(self.items(inputs["history"]), 1)
+        others = tf.reduce_max(tf.tanh(self.others(inputs["others"])), 1)
+        return self.out(tf.concat([history * self.items(inputs["item"]), tf.maximum(others, -1.0)], 1))
+
+
+class Tokens(unisono.Model):
+    """A loss of each word, averaged over all words of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(2)
+
+    def call(self, x):
+        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), 1)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        labels = tf.gather(tf.cast(y[:, 0], tf.int32), x.value_rowids())
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.out(x.values)))
+
+
+def recurrent():
+    words = keras.Input((None, 3), ragged=True)
+    padded = layers.Lambda(lambda x: x.to_tensor(), output_shape=(None, 3))(words)
+    hidden = layers.GRU(3)(padded)
+    return unisono.Model(words, layers.Dense(1, "sigmoid")(hidden))
+
+
+def sparse():
+    inputs = keras.Input((5,), sparse=True)
+    hidden = layers.Lambda(
+        lambda x: tf.sparse.sparse_dense_matmul(x, tf.ones([5, 2], x.dtype)), output_shape=(2,)
+    )(inputs)
+    return unisono.Model(inputs, layers.Dense(1, "sigmoid")(hidden))
+
+
+MODELS = {
+    "two towers": (TwoTowers, {"history": HISTORY, "others": OTHERS, "item": ITEMS}),
+    "tokens": (Tokens, WORDS),
+    "recurrent": (recurrent, WORDS),
+    "sparse": (sparse, SPARSE),
+}
+
+
+def results(name, replicas):
+    """Everything that a model gives; a step that ran on one replica would be an error."""
+    make, x = MODELS[name]
+    keras.utils.set_random_seed(2)
+    strategy = helpers.mirrored(replicas) if replicas > 1 else None
+    with helpers.scope(strategy):
+        model = make()
+        loss = None if name == "tokens" else "binary_crossentropy"
+        model.compile(
+            unisono.optimizers.Adam(0.05), loss, weighted_metrics=["mse"] if loss else None, jit_compile=False
+        )
+    weights = None if name == "tokens" else WEIGHTS
+    history = model.fit(x, Y, batch_size=BATCH, sample_weight=weights, epochs=2, shuffle=False, verbose=0)
+    evaluated = model.evaluate(x, Y, batch_size=BATCH, sample_weight=weights, verbose=0, return_dict=True)
+    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    return history.history, model.get_weights(), evaluated, predicted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
+    gathered = []
+
+    def traced(*arguments):
+        made = TracedStep(*arguments)
+        gathered.extend(
+            n for n in made.program.nodes if made.program.communicates(n) and _is_of_values(made, n)
+        )
+        return made
+
+    monkeypatch.setattr(step_partition, "TracedStep", traced)
+    right = results(name, 1)
+    for replicas in (2, 3):
+        helpers.assert_close(results(name, replicas), right, 10 * helpers.FLOAT64, f"{name} on {replicas}")
+    assert not gathered
+
+
+def _is_of_values(traced, node):
+    return traced.program.values[node.source].label.kind in ("sharded", "offsets", "places")
