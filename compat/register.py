@@ -131,6 +131,11 @@ REPLACED = (
         "row_splits_to_segment_ids",
         "the samples of ragged values are found on the replica that has them",
     ),
+    Changed(
+        "embedding_ops",
+        "embedding_lookup_sparse_impl",
+        "entries of sparse inputs are looked up on the replica that has them",
+    ),
 )
 
 WRAPPED = (

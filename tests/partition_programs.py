@@ -433,7 +433,11 @@ def _of_ragged(r):
 def _of_sparse(x):
     def loss_of(w):
         found = tf.sparse.sparse_dense_matmul(x, w, adjoint_b=True)
-        return mean(found**2) + mean(tf.sparse.to_dense(tf.sparse.reorder(x)) ** 2)
+        filled, _ = tf.sparse.fill_empty_rows(x, 2.0)
+        looked_up = tf.gather(w, filled.indices[:, 1])[:, 0]
+        sums = tf.math.segment_sum(looked_up * filled.values, filled.indices[:, 0])
+        means = tf.math.segment_mean(filled.values, filled.indices[:, 0])
+        return mean(found**2) + mean(tf.sparse.to_dense(tf.sparse.reorder(x)) ** 2) + mean(sums * means)
 
     return with_gradient(loss_of)()
 

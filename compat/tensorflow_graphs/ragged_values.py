@@ -3,6 +3,7 @@
 TensorFlow computes these from masks over padded samples, or from positions in all values; a replica has its own values only.
 """
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -53,6 +54,22 @@ def _number_samples(original: Any) -> Any:
 
 
 provide("segment_id_ops.row_splits_to_segment_ids", _number_samples)
+
+
+def _look_up_each(original: Any) -> Any:
+    """Let a sum of embeddings look up each entry, and not the different ones of the batch, which no replica knows."""
+
+    def embedding_lookup_sparse_impl(*args: Any, **kwargs: Any) -> Any:
+        if not tracing.partitions:
+            return original(*args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.arguments["allow_fast_lookup"] = True
+        return original(*given.args, **given.kwargs)
+
+    return embedding_lookup_sparse_impl
+
+
+provide("embedding_ops.embedding_lookup_sparse_impl", _look_up_each)
 
 
 @tf.custom_gradient

@@ -43,6 +43,9 @@ def of_values(x):
 
 
 OWN = {
+    "product of Keras": (with_gradient(lambda w, x, y: entropy(y, keras.ops.matmul(x, w))), X, Y),
+    "filled": (lambda x: [(f := tf.sparse.fill_empty_rows(x, 2.0))[1], total(f[0].values ** 2),
+        tf.math.segment_mean(f[0].values, f[0].indices[:, 0])], X),
     "product": (with_gradient(lambda w, x, y: entropy(y, tf.sparse.sparse_dense_matmul(x, w))), X, Y),
     "dense": (with_gradient(lambda w, x, y: entropy(y, tf.tanh(tf.sparse.to_dense(x)) @ w)), X, Y),
     "in order": (with_gradient(lambda w, x, y: entropy(y, tf.sparse.to_dense(tf.sparse.reorder(x)) @ w)), X, Y),
@@ -55,7 +58,8 @@ OWN = {
     "cubes": (lambda x: tf.sparse.to_dense(x) * 2.0, CUBES),
 }  # fmt: skip
 GATHERED = {
-    "product of Keras": lambda x: keras.ops.matmul(x, W),
+    "sums of sorted segments": lambda x: tf.math.segment_sum(x.values, x.indices[:, 0]),
+    "filled places": lambda x: [(f := tf.sparse.fill_empty_rows(x, 2.0))[0].indices, f[0].values],
     "transposed": lambda x: tf.sparse.to_dense(tf.sparse.transpose(x)),
     "sums": lambda x: [tf.sparse.reduce_sum(x, 1), tf.sparse.reduce_sum(x, 0)],
     "places": lambda x: [x.indices, x.indices + 1, x.indices[:, 1], x.values],

@@ -51,11 +51,12 @@ class Label(NamedTuple):
 class Ragged(NamedTuple):
     """By which the values of a ragged array belong to the samples of the batch: the sizes of both, for every batch.
 
-    Arrays with equal sizes have equal offsets, which the step checks.
+    Arrays with equal sizes have equal offsets, which the step checks. `filled`: each sample has a value.
     """
 
     values: Any
     samples: Any
+    filled: bool = False
 
 
 class Places(NamedTuple):

@@ -221,7 +221,7 @@ def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | Non
     if want == LOGS:
         return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
     if want in (SAMPLES, SHARES):
-        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1
+        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not is_not_gathered(have)
         adds = value.dtype not in (tf.bool, tf.string)
         return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
     return want

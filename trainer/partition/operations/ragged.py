@@ -24,7 +24,7 @@ from ..labels import (
 )
 from ..sizes.bounds import bound_by
 from ..sizes.positions import OF_SAMPLES
-from ..sizes.size import Entries, Extent, Length, Size, per_sample
+from ..sizes.size import Extent, Length, Size, count_entries
 from ..sizes.size_arrays import Unknown
 from .call import Call, ReplicaCall, Ruling, Shapes, View, require
 from .row import add_rows
@@ -122,10 +122,7 @@ add_rows("RaggedTensorToTensor", label=_label_padded, shape=_find_padded, rewrit
 
 def _find_ranges(call: Call) -> Shapes:
     samples = next((value.shape[0] for value in call.values if value.shape), None)
-    if not isinstance(samples, Size) or per_sample(samples) != 1:
-        raise Unknown
-    (((count,), _),) = samples.terms.items()
-    return [[samples + 1], [Size.of(Entries(count))]]
+    return [[require(samples) + 1], [count_entries(samples)]]
 
 
 def _label_ranges(view: View) -> Ruling:

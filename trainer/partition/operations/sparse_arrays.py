@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..conversions import find_in_part
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..conversions import count_in_batch, find_in_part
+from ..labels import PARTIAL_SUM, REPLICATED, Label, Ragged, is_sharded, label_places, label_sharded, sizes
 from ..sizes.positions import IN_COLUMN, are_chosen
+from ..sizes.size import count_entries
 from .call import Call, ReplicaCall, Ruling, Shapes, View, require, shape_in
 from .row import add_rows
 
@@ -31,7 +32,7 @@ def _count_in_part(
         own = find_in_part(given[places], given[shape][0], call.places[0], True)
         found = [*call.make([*given[:places], own, *given[places + 1 :]])]
         if moved:
-            found[0] += (given[places] - own)[:1]
+            found[0] = count_in_batch(found[0], call.places[0])
         return found
 
     return copy
@@ -74,3 +75,56 @@ add_rows(
     progression=lambda call, shape: IN_COLUMN,
     copy=_count_in_part(0, 2, moved=True),
 )
+
+
+def _find_filled(call: Call) -> Shapes:
+    entries = count_entries(call.constant(2)[0])
+    return [[entries, call.shape()[1]], [entries], [call.constant(2)[0]], call.shape(1)]
+
+
+def _label_filled(view: View) -> Ruling:
+    """Label the entries of samples of which each has one, which samples had none, and where the entries are now."""
+    entries = _entries(view, 0, 1, 2)
+    filled = Ragged(require(view.out_shape(1)[0]), view.constant(2)[0], True)
+    label = label_sharded(0, chosen=filled)
+    return [None, None, sizes(0), REPLICATED], [
+        label,
+        label,
+        label_sharded(0),
+        label_places(filled, entries.chosen),
+    ]
+
+
+add_rows(
+    "SparseFillEmptyRows",
+    label=_label_filled,
+    shape=_find_filled,
+    progression=lambda call, shape: IN_COLUMN,
+    copy=_count_in_part(0, 2, moved=True),
+)
+
+
+def _find_segments(call: Call) -> Shapes:
+    chosen = call.values[1].label.chosen
+    return [[chosen.samples if isinstance(chosen, Ragged) and chosen.filled else None, *call.shape()[1:]]]
+
+
+def _label_segments(view: View) -> Ruling:
+    """Label sums of each sample; the last one of those with a value is the last of all only if each has one."""
+    data, ids = view.labels
+    known = (
+        isinstance(ids.chosen, Ragged)
+        and ids.chosen.filled
+        and are_chosen(view.values[1], ids.chosen.samples)
+    )
+    return [None, None], [require(label_sharded(0) if known and data == ids else None)]
+
+
+def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
+    if not is_sharded(call.values[1].label):
+        return call.make(given)
+    place = call.places[0]
+    return call.make([given[0], find_in_part(given[1], place.held, place, True)])
+
+
+add_rows("SegmentSum SegmentMean", label=_label_segments, shape=_find_segments, copy=_copy_segments)

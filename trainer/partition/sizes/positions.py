@@ -122,7 +122,11 @@ def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
 def are_chosen(value: Any, extent: Extent, column: bool = False) -> bool:
     """Return whether numbers, or those of their first column, are positions of own samples along an axis of this extent."""
     chosen = value.label.chosen if value.label.kind == "sharded" else None
-    if chosen is None or value.progression not in ((IN_COLUMN,) if column else (CHOSEN, OF_SAMPLES)):
+    if (
+        chosen is None
+        or extent is None
+        or value.progression not in ((IN_COLUMN,) if column else (CHOSEN, OF_SAMPLES))
+    ):
         return False
     return chosen[1] == (extent if value.progression == CHOSEN else same_extent(extent, chosen[1]))
 

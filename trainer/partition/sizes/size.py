@@ -245,6 +245,14 @@ def per_sample(size: Extent) -> int | None:
     return factor if len(term) == 1 and factor > 0 and not isinstance(term[0], Length) else None
 
 
+def count_entries(samples: Extent) -> Known:
+    """Return a new number of values, of an array with so many samples; raise `ValueError` where it has not one of each."""
+    if not isinstance(samples, Size) or per_sample(samples) != 1:
+        raise ValueError(samples)
+    (((each,), _),) = samples.terms.items()
+    return Size.of(Entries(each))
+
+
 def is_divided(extent: Extent, blocks: int = 1) -> bool:
     """Return whether each of the blocks of an axis certainly has a part for every sample: a multiple of their number."""
     if not isinstance(extent, Size):
