@@ -59,6 +59,21 @@ class Tokens(unisono.Model):
         return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.out(x.values)))
 
 
+class Labelled(unisono.Model):
+    """A loss of each word and its label, which are two ragged arrays."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(4)
+
+    def call(self, x):
+        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), 1)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y.values, self.out(x.values))
+        return tf.reduce_mean(losses)
+
+
 def recurrent():
     words = keras.Input((None, 3), ragged=True)
     padded = layers.Lambda(lambda x: x.to_tensor(), output_shape=(None, 3))(words)
@@ -117,3 +132,26 @@ def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning
 
 def _is_of_values(traced, node):
     return traced.program.values[node.source].label.kind in ("sharded", "offsets", "places")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal):
+    lengths = LENGTHS if equal else LENGTHS[::-1]
+    y = tf.RaggedTensor.from_row_lengths(_R.integers(0, 4, sum(LENGTHS)), lengths)
+
+    def train(replicas):
+        keras.utils.set_random_seed(2)
+        with helpers.scope(helpers.mirrored(replicas) if replicas > 1 else None):
+            model = Labelled()
+            model.compile(unisono.optimizers.SGD(0.1), None, jit_compile=False)
+        model.fit(tf.data.Dataset.from_tensor_slices((WORDS, y)).batch(SAMPLES), epochs=2, verbose=0)
+        return model.get_weights()
+
+    if equal:
+        helpers.assert_close(train(3), train(1), 10 * helpers.FLOAT64)
+    else:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="must have as many values as in",
+        ):
+            train(3)
