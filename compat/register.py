@@ -131,6 +131,16 @@ REPLACED = (
         "sizes are computed on the host, which does not wait for a GPU; those of diagonals are right",
     ),
     Changed("tensorflow:RegisterGradient", "__call__", "the gradient of one graph is freed with that graph"),
+    Changed(
+        "segment_id_ops",
+        "row_splits_to_segment_ids",
+        "the samples of ragged values are found on the replica that has them",
+    ),
+    Changed(
+        "embedding_ops",
+        "embedding_lookup_sparse_impl",
+        "entries of sparse inputs are looked up on the replica that has them",
+    ),
 )
 
 WRAPPED = (

@@ -30,6 +30,7 @@ class _Tracing(ThreadContext):
     recorder: Any = None  # a `MadeOperations` that is noting what some layers make
     write_condition: tf.Tensor | None = None  # a bool scalar: where it is false, writes change nothing
     num_replicas: int | None = None  # seen instead of a strategy's own number
+    partitions: bool = False  # whether a step is traced that will be partitioned
 
 
 tracing = _Tracing()

@@ -13,16 +13,19 @@ from unisono.compat.tensorflow_graphs.named_calls import kind_of
 from unisono.compat.tensorflow_graphs.one_device import subgraphs, trace_on_one_device
 from unisono.distribute.replicas import local_replica_index
 from unisono.distribute.step_context import ReplicaSamples, StepContext, step_scope
+from unisono.trainer.inputs.batch import open_spec, sample_count, slice_samples
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.exchange import Request
-from unisono.trainer.partition.labels import REPLICATED, is_sharded
+from unisono.trainer.partition.labels import REPLICATED, counts_values, is_sharded
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuild_step
+from unisono.trainer.partition.steps.batch_tensors import find_composite, tensors_of, with_tensors
 from unisono.trainer.partition.steps.step_collectives import run_with_collectives
 
 __all__ = ["UNEVEN", "NotPartitioned", "Parts", "types_of"]
 
+COMPOSITE = tf.RaggedTensor, tf.SparseTensor
 UNEVEN = ((3, 4), (5, 2, 0), (2, 3, 2), (6, 0, 1))
 
 
@@ -34,36 +37,37 @@ class Parts:
     """
 
     def __init__(self, fn, *batch, open_axes=False):
-        self.batch = [np.asarray(each) for each in batch]
+        self.batch = [each if isinstance(each, COMPOSITE) else np.asarray(each) for each in batch]
         self.fn, self.structure = fn, None
-        self.specs = [
-            tf.TensorSpec(
-                [None] * each.ndim if open_axes else [None, *each.shape[1:]][: each.ndim], each.dtype
-            )
-            for each in self.batch
-        ]
+        self.specs = [_open(each, open_axes) for each in self.batch]
 
         def flat(*tensors):
             with replace_functions(), step_scope(StepContext(0, 1, 1, 1)):
-                found = fn(*tensors)
+                found = fn(*with_tensors(self.specs, tensors))
             self.structure = found
             return [tf.convert_to_tensor(t) for t in tf.nest.flatten(found)]
 
-        self.graph = trace_on_one_device(flat, self.specs)
+        self.graph = trace_on_one_device(flat, tensors_of(self.specs))
         self.partition()
 
     def partition(self):
         """Partitions the program."""
         wanted = [REPLICATED] * len(self.graph.outputs)
         self.program, self.traced = (
-            partition_graph(self.graph, len(self.batch), wanted, lambda handle: None),
+            partition_graph(
+                self.graph,
+                len(tensors_of(self.specs)),
+                wanted,
+                lambda handle: None,
+                arrays=find_composite(self.specs),
+            ),
             {},
         )
 
     def on_one_device(self):
         return [
             t.numpy()
-            for t in tf.nest.flatten(tf.function(self.fn, autograph=False)(*map(tf.constant, self.batch)))
+            for t in tf.nest.flatten(tf.function(self.fn, autograph=False)(*map(_constant, self.batch)))
         ]
 
     def on_replicas(self, samples, known=True):
@@ -71,10 +75,12 @@ class Parts:
         if not known:
             if len(samples) not in self.traced:
                 self.traced[len(samples)] = self.traced_for(len(samples))
-            found = self.traced[len(samples)](tf.constant(samples), *map(tf.constant, self.batch))
+            found = self.traced[len(samples)](
+                tf.constant(samples), *tensors_of([*map(_constant, self.batch)])
+            )
         else:
             run = tf.function(lambda *tensors: self._run_parts(tensors, samples), autograph=False)
-            found = run(*map(tf.constant, self.batch))
+            found = run(*map(_constant, self.batch))
         return [[t.numpy() for t in each] for each in found]
 
     def traced_for(self, replicas):
@@ -115,8 +121,8 @@ class Parts:
         mine = []
         for tensor in tensors:
             each = _extent(tensor) // total if tensor.shape.rank else None
-            mine.append(tensor if each is None else tensor[begin * each : (begin + replica.held) * each])
-        return replica, rebuild_step(self.program, mine, replica)
+            mine.append(tensor if each is None else _cut(tensor, begin * each, (begin + replica.held) * each))
+        return replica, rebuild_step(self.program, tensors_of(mine), replica)
 
     def check(self, parts=UNEVEN, tolerance=1e-12, whole=None):
         """Asserts that replicas match one device (`whole`, where it is known), and each other bit for bit.
@@ -125,7 +131,7 @@ class Parts:
         """
         whole = self.on_one_device() if whole is None else whole
         for samples in parts:
-            assert sum(samples) == len(self.batch[0])
+            assert sum(samples) == self.batch[0].shape[0]
             found = self.on_replicas(samples, known=samples == parts[0])
             for number, (expected, *copies) in enumerate(zip(whole, *found)):
                 for copy in copies:
@@ -142,7 +148,8 @@ class Parts:
         """The number of gathered and of reduced tensors inside, and of those that the program returns."""
         found = [0, 0, 0, 0]
         for node in filter(self.program.communicates, self.program.nodes):
-            sharded = is_sharded(self.program.values[node.source].label)
+            label = self.program.values[node.source].label
+            sharded = is_sharded(label) or counts_values(label)
             found[2 * (node.cause is None) + (not sharded)] += 1
         return tuple(found)
 
@@ -170,8 +177,26 @@ def _mirrored(replicas):
     return tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(replicas)])
 
 
+def _open(each, open_axes):
+    """The spec of an array of any number of samples."""
+    shape = [None, *([None] * len(each.shape) if open_axes else each.shape)[1:]][: len(each.shape)]
+    if isinstance(each, COMPOSITE):
+        return open_spec(each)
+    return tf.TensorSpec(shape, each.dtype)
+
+
+def _constant(each):
+    return each if isinstance(each, COMPOSITE) else tf.constant(each)
+
+
 def _extent(tensor):
+    if isinstance(tensor, COMPOSITE):
+        return sample_count(tensor)
     return tf.shape(tensor)[0] if tensor.shape[0] is None else tensor.shape[0]
+
+
+def _cut(tensor, start, stop):
+    return slice_samples(tensor, start, stop) if isinstance(tensor, COMPOSITE) else tensor[start:stop]
 
 
 def _together(runs):

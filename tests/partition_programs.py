@@ -413,6 +413,36 @@ PROGRAMS = {
     ),
 }  # fmt: skip
 
+_COUNTS = [2, 0, 3, 1, 0, 4, 2]
+RAGGED = tf.RaggedTensor.from_row_lengths(_R.normal(size=(12, 3)), _COUNTS)
+SPARSE = tf.sparse.from_dense(np.maximum(_R.normal(size=(7, 3)), 0))
+
+
+def _of_ragged(r):
+    def loss_of(w):
+        mapped = r.with_values(tf.tanh(tf.matmul(r.values, w, transpose_b=True)))
+        padded, cut = mapped.to_tensor(), mapped[:, :2]
+        pooled = (
+            total(mapped, 1) + total(padded, 1) + total(cut, 1) + mapped.to_tensor(shape=[None, 1, 4])[:, 0]
+        )
+        return mean(tf.gather(pooled, r.value_rowids()) ** 2) + mean(pooled**2)
+
+    return with_gradient(loss_of)()
+
+
+def _of_sparse(x):
+    def loss_of(w):
+        found = tf.sparse.sparse_dense_matmul(x, w, adjoint_b=True)
+        filled, _ = tf.sparse.fill_empty_rows(x, 2.0)
+        looked_up = tf.gather(w, filled.indices[:, 1])[:, 0]
+        sums = tf.math.segment_sum(looked_up * filled.values, filled.indices[:, 0])
+        means = tf.math.segment_mean(filled.values, filled.indices[:, 0])
+        return mean(found**2) + mean(tf.sparse.to_dense(tf.sparse.reorder(x)) ** 2) + mean(sums * means)
+
+    return with_gradient(loss_of)()
+
+
+PROGRAMS |= {"ragged": (_of_ragged, RAGGED), "sparse": (_of_sparse, SPARSE)}
 PROGRAMS |= TABLES
 
 SINGLE = (
@@ -455,6 +485,6 @@ COMMUNICATED = {
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 20, 0),
     "gradients of images": (0, 0, 7, 2), "volumes": (0, 0, 2, 2), "matrices": (3, 7, 18, 3),
     "other operations": (3, 4, 29, 20), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),
-    "attention in blocks": (0, 0, 6, 2),
+    "attention in blocks": (0, 0, 6, 2), "ragged": (0, 4, 0, 2), "sparse": (0, 0, 0, 2),
 }  # fmt: skip
 """How many tensors each program gathers and reduces inside, and how many of its results are gathered, and reduced."""

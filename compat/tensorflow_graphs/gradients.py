@@ -1,7 +1,7 @@
 """Which operations of a graph a gradient tape has made, known by identity, whatever they are called."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,6 +10,8 @@ from ..thread_context import tracing
 from ..upstream_places import gradient_function, op_callbacks, pywrap_tfe
 
 _OF_A_GRADIENT = "_unisono_of_a_gradient"  # attribute of an operation
+OWN_GRADIENTS: dict[str, Callable[[Any, Any, Any], list[Any] | None]] = {}
+"""In a step that is partitioned, by the type of an operation: `fn(attributes, inputs, gradient)`; None: TensorFlow's."""
 
 
 def is_of_a_gradient(op: tf.Operation) -> bool:
@@ -48,7 +50,9 @@ def _differentiate(*arguments: Any) -> Any:
     recorder = tracing.recorder
     recording = contextlib.nullcontext() if recorder is None else recorder.of_gradient(arguments[-1])
     with recording, count_inside_as_gradient():
-        return gradient_function(*arguments)
+        own = OWN_GRADIENTS.get(arguments[0]) if tracing.partitions else None
+        found = None if own is None else own(arguments[1], arguments[3], arguments[5][0])
+        return gradient_function(*arguments) if found is None else found
 
 
 # TensorFlow's C++ code calls the function that was registered last.

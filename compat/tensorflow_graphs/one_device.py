@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..thread_context import tracing
 from ..upstream_places import (
     OptionalXlaContext,
     control_flow_util_v2,
@@ -50,6 +51,7 @@ def trace_on_one_device(fn: Callable[..., Any], specs: Sequence[tf.TensorSpec], 
     with (
         graph.as_default(),
         as_on_one_device(),
+        tracing.set_to(partitions=True),
         graph.control_dependencies(None),
         OptionalXlaContext(for_xla),
     ):

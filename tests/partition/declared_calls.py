@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from unisono.compat.tensorflow_graphs.ragged_values import number_samples, take_values
 from unisono.distribute.attention.operation import attend
 
 
@@ -408,3 +409,18 @@ def _generate(kind: str, x: Any) -> Any:
         )
         return x
     return tf.shape(generator.normal(tf.shape(x)))
+
+
+# Ragged values
+
+
+@_declare("RaggedTensorToTensor RaggedRange SampleNumbers UnpaddedValues", cut=[True, False])
+def _pad_ranges(x: Any, cut: bool) -> Any:
+    counts = tf.cast(tf.reshape(x, [tf.shape(x)[0], -1])[:, 0] > 0, tf.int32) + 1
+    found = tf.ragged.range(counts)
+    values = tf.cast(found.values, x.dtype)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        padded = found.with_values(values).to_tensor(shape=[None, 1] if cut else None) ** 2
+    gradient = tape.gradient(padded, values)
+    return padded, gradient, number_samples(found.row_splits), take_values(padded, found.row_splits)

@@ -502,7 +502,7 @@ class MappedSamples(Net):
         return mean(each)
 
 
-@step(TOKENS, Y, reduced=None)
+@step(TOKENS, Y)
 class RaggedText(Net):
     def set_up(self):
         self.embedding = layers.Embedding(8, 4)

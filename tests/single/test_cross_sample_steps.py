@@ -239,10 +239,8 @@ BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), L
     ids=["OfBoxes", "Ranks"],
 )
 @pytest.mark.parametrize("replicas", [2, 3])
-@pytest.mark.falls_back
-def test_step_with_ragged_or_sparse_data_runs_on_one_replica(make, data, replicas):
-    reason = f"ragged and sparse inputs are not partitioned, so make `{min(data)}` dense"
-    assert_parity(make, replicas, reason, loss=None, **data)
+def test_step_with_ragged_or_sparse_data_matches_one_device(make, data, replicas):
+    assert_parity(make, replicas, loss=None, **data)
 
 
 @pytest.mark.long

@@ -113,6 +113,24 @@ def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
     return _check_equal(arrays, sentence)
 
 
+def check_combined_values(arrays: list[tuple[str, Any]]) -> None:
+    """Check that ragged or sparse arrays, with their paths, whose values a step combines have as many for each sample."""
+    (name, first), *others = arrays
+    for path, leaf in others:
+        sentence = f"Each sample of `{path}` must have as many values as in `{name}`, because the step combines them."
+        tf.debugging.Assert(tf.reduce_all(tf.equal(_count_values(leaf), _count_values(first))), [sentence])
+
+
+def _count_values(leaf: Any) -> tf.Tensor:
+    """Return the number of values of each sample, int64 `(samples,)`."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.row_lengths(), tf.int64)
+    samples = tf.cast(leaf.dense_shape[0], tf.int32)
+    return tf.math.bincount(
+        tf.cast(leaf.indices[:, 0], tf.int32), minlength=samples, maxlength=samples, dtype=tf.int64
+    )
+
+
 def _check_equal(arrays: list[tuple[str, Any]], sentence: str) -> list[Any]:
     (name, first), *others = arrays
     checks, expected = [], sample_count(first)

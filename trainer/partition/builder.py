@@ -12,7 +12,16 @@ from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.named_calls import CALLS, kind_of
 from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph
 from . import control_flow
-from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together, is_sharded, is_stored
+from .labels import (
+    PARTIAL_SUM,
+    REPLICATED,
+    STATISTIC,
+    Label,
+    are_together,
+    is_not_gathered,
+    is_sharded,
+    is_stored,
+)
 from .needed_operations import APPLY, find_needed_operations
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
 from .operations import Call, Ruling, View, ask, find_values, row_of
@@ -125,6 +134,7 @@ class Builder(Values):
             values[outputs[0]].free = True
         elif row.keeps_stored and of_batch == [PARTIAL_SUM]:  # reads of a variable are summed together
             self.again[outputs[0]] = copy
+        self.again.update({n: copy for n, label in zip(outputs, of_batch) if is_not_gathered(label)})
         return outputs
 
     def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.named_calls import CALLS
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
-from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, is_sharded, needs_collective
+from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, is_not_gathered, is_sharded, needs_collective
 from .operations import row_of
 from .program import BATCH, LOOPS, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .sizes.size_arrays import merge_shapes
@@ -49,6 +49,8 @@ def add_with_bodies(outer: Values, op: tf.Operation, inputs: list[int], body: Bo
 def _add(
     outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
+    if any(is_not_gathered(value.label) for value in values):
+        raise NeedsCollective(op.name)
     outputs = [outer.add(value) for value in values]
     labels = [value.labels for value in values]
     outer.program.nodes.append(Copy(inputs, outputs, op, labels, bodies))

@@ -190,6 +190,19 @@ def find_start(extent: Any, dtype: tf.DType, replica: Replica) -> tf.Tensor:
     return tf.cast(_per_held(extent, replica) * _start_held(replica), dtype)
 
 
+def find_whole(extent: tf.Tensor, replica: Replica) -> tf.Tensor:
+    """Return the extent in the batch of what has so many entries on a replica; it may be a vector of one."""
+    return extent // tf.cast(replica.held, extent.dtype) * tf.cast(replica.global_samples, extent.dtype)
+
+
+def count_in_batch(places: Any, replica: Replica) -> Any:
+    """Return the places of the entries of a sparse array, which begin with the number of a sample, in the whole batch."""
+    if places is None:  # it is not read
+        return None
+    start = tf.cast(_start_held(replica), places.dtype)
+    return places + start * tf.one_hot(0, extent_of(places, 1), dtype=places.dtype)
+
+
 def find_in_part(positions: tf.Tensor, extent: Any, replica: Replica, inside: bool) -> tf.Tensor:
     """Return positions along a divided axis, counted from the start of this replica's part, and -1 for those in others.
 

@@ -9,7 +9,17 @@ import tensorflow as tf
 
 from ...distribute.mesh import from_rows, to_rows
 from .conversions import Replica, blocks_of, join, part_of, times_share, where
-from .labels import MEAN_OF_STATISTICS, PARTIAL_MAX, PARTIAL_MIN, STATISTIC, Label, is_sharded, is_stored
+from .labels import (
+    MEAN_OF_STATISTICS,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    STATISTIC,
+    Label,
+    is_offsets,
+    is_sharded,
+    is_stored,
+    label_sharded,
+)
 
 
 class Request(NamedTuple):
@@ -60,6 +70,9 @@ def _plan(
     if is_sharded(have):
         requests = [ask(piece, have.axis) for piece in _pieces(tensor, have, replica)]
         return requests, lambda *pieces: join([*pieces], have.axis)
+    if is_offsets(have):
+        (lengths,) = _pieces(tensor[1:] - tensor[:-1], label_sharded(0), replica)
+        return [ask(lengths, 0)], lambda found: tf.pad(tf.cumsum(found), [[1, 0]])
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
         request = ask(_extreme(tensor, have, replica)[None], 0)

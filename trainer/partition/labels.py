@@ -15,6 +15,9 @@ class Label(NamedTuple):
         PARTIAL_SUM  T = sum_r t_r
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
+        OFFSETS      T = where the values of each sample of a ragged array begin, and where the last ones end; t_r counts
+                     from this replica's first value
+        PLACES       T = concat_r t_r but for what t_r counts from: numbers that are positions of values of a ragged array
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
         STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
                      operation computes with T
@@ -26,7 +29,9 @@ class Label(NamedTuple):
         axis: int; the sharded or stored axis, or the element of a vector of SIZES.
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
-        chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain.
+        chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain. Of the values of
+            a ragged array, of which each sample has its own number, and of their OFFSETS: `Ragged`; of PLACES: `Places`.
+            `Joined`, if T is in another order.
     """
 
     kind: str
@@ -41,6 +46,30 @@ class Label(NamedTuple):
         if self.blocks > 1:
             text += f" in {self.blocks} blocks"
         return text + (", chosen by data" if self.chosen else "")
+
+
+class Ragged(NamedTuple):
+    """By which the values of a ragged array belong to the samples of the batch: the sizes of both, for every batch.
+
+    Arrays with equal sizes have equal offsets, which the step checks. `filled`: each sample has a value.
+    """
+
+    values: Any
+    samples: Any
+    filled: bool = False
+
+
+class Places(NamedTuple):
+    """Whose positions PLACES are, and what has them: samples, if it is None, or other ragged values."""
+
+    values: Ragged
+    of: Ragged | None = None
+
+
+class Joined(NamedTuple):
+    """Instead of a choice: the parts of several tensors, with these labels, behind one another on each replica."""
+
+    labels: tuple[Label, ...]
 
 
 Labels = tuple[Label, ...]
@@ -76,6 +105,36 @@ def label_sharded(axis: int, blocks: int = 1, chosen: Any = None) -> Label:
 def sizes(axis: int, chosen: Any = None) -> Label:
     """Return the label of a vector of sizes whose element `axis` is the local extent of a sharded axis."""
     return Label("sizes", axis, chosen=chosen)
+
+
+def label_offsets(values: Ragged) -> Label:
+    """Return the label of where the values of samples begin, and the last ones end."""
+    return Label("offsets", chosen=values)
+
+
+def label_places(values: Ragged, of: Ragged | None = None) -> Label:
+    """Return the label of positions of ragged values."""
+    return Label("places", chosen=Places(values, of))
+
+
+def is_offsets(label: Label) -> bool:
+    """Return whether a label is OFFSETS."""
+    return label.kind == "offsets"
+
+
+def is_places(label: Label) -> bool:
+    """Return whether a label is PLACES."""
+    return label.kind == "places"
+
+
+def counts_values(label: Label) -> bool:
+    """Return whether numbers count from the first ragged value of their replica."""
+    return label.kind in ("offsets", "places")
+
+
+def is_not_gathered(label: Label) -> bool:
+    """Return whether the parts of replicas do not say what the whole is: it is computed from whole inputs."""
+    return is_places(label) or isinstance(label.chosen, Joined)
 
 
 def label_stored(axis: int) -> Label:
@@ -114,7 +173,7 @@ def needs_collective(have: Label, want: Label) -> bool:
         return want != have
     if have == STATISTIC:
         return want != PARTIAL_SUM
-    if is_stored(have):
+    if is_stored(have) or counts_values(have):
         return want != have
     if have.kind == "sizes":
         return have.chosen is not None and want.kind != "sizes"

@@ -6,10 +6,18 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder
-from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, Labels, label_sharded, with_label
+from .composite_inputs import RaggedInput, SparseInput
+from .labels import (
+    MEAN_OF_STATISTICS,
+    REPLICATED,
+    Label,
+    Labels,
+    label_sharded,
+    with_label,
+)
 from .needed_operations import find_needed_operations
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
-from .sizes.size import Length, Samples, Size
+from .sizes.size import Entries, Length, Samples, Size
 from .sizes.size_arrays import shape_of
 
 
@@ -25,6 +33,7 @@ def partition_graph(
     gradients: Sequence[Sequence[Labels | None]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
     mesh: Sequence[MeshAxis] = (BATCH,),
+    arrays: Sequence[RaggedInput | SparseInput] = (),
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
@@ -33,16 +42,22 @@ def partition_graph(
     the value of a variable with this captured resource; None: replicas have copies. `gradients` has for each call of an
     optimizer the labels that it needs of its gradients, or None for parts of a sum, and then those of what the step has
     assigned before. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
-    `mesh` has the axes of the mesh of replicas, first that of the batch.
+    `mesh` has the axes of the mesh of replicas, first that of the batch. `arrays` are those of the batch that have
+    several inputs.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
-    names = {n: [Samples(), *(Length() for _ in graph.inputs[n].shape[1:])] for n in leaves}
+    named = dict.fromkeys([*leaves, *(number for array in arrays for number in array.inputs)])
+    names = {n: [Samples(), *(Length() for _ in graph.inputs[n].shape[1:])] for n in named}
+    for array in arrays:
+        *entries, extents = array.inputs
+        count = Entries(names[extents][0])
+        names |= {number: [count, *names[number][1:]] for number in entries}
     whole: set[str] = set()
 
     def find_groups() -> dict[Samples, list[int]]:
         groups: dict[Samples, list[int]] = {}
-        for number, (samples, *_) in names.items():
-            groups.setdefault(samples.find(), []).append(number)
+        for number in leaves:
+            groups.setdefault(names[number][0].find(), []).append(number)
         return groups
 
     def check() -> None:
@@ -50,12 +65,13 @@ def partition_graph(
             raise _SamplesJoined
 
     while True:
-        joined = len(find_groups())
-        program = Program([], one_size=joined == 1, mesh=mesh)
+        joined = len(groups := find_groups())
+        samples = [each for each in groups if not isinstance(each, Entries)]
+        program = Program([], one_size=len(samples) == 1, mesh=mesh)
         builder = Builder(program, gradients, is_local, whole_ops=whole)
         builder.check = check
         try:
-            program = _one_pass(builder, graph, batch, outputs, contents, names)
+            program = _one_pass(builder, graph, batch, outputs, contents, names, arrays)
         except NeedsWhole as found:
             if found.producer in whole:
                 raise NotPartitioned(str(found)) from None
@@ -63,7 +79,9 @@ def partition_graph(
             continue
         except _SamplesJoined:  # what the pass has learnt may save collectives
             continue
-        program.equal = [group for group in find_groups().values() if len(group) > 1]
+        for each, group in find_groups().items():
+            if len(group) > 1:
+                (program.equal_values if isinstance(each, Entries) else program.equal).append(group)
         return program
 
 
@@ -80,6 +98,7 @@ def _one_pass(
     outputs: Sequence[Label | Labels],
     contents: Callable[[Any], Labels | None],
     names: Mapping[int, Sequence[Samples]],
+    arrays: Sequence[RaggedInput | SparseInput],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
@@ -90,7 +109,10 @@ def _one_pass(
         lead = label_sharded(0) if number < batch and shape else REPLICATED
         builder.add(Value(tensor.dtype, shape, with_label(builder.replicated_labels, 0, lead)))
     program = builder.program
+    for array in arrays:
+        array.describe(*(program.values[number] for number in array.inputs))
     program.inputs = list(range(batch))
+    program.places = [array.inputs[0] for array in arrays if isinstance(array, SparseInput)]
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
         held = contents(outer) if outer.dtype == tf.resource else None
         program.values[number].labels = held or builder.replicated_labels

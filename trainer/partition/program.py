@@ -164,7 +164,10 @@ class Apply(Node):
 
 @dataclasses.dataclass
 class Extents(Node):
-    """A vector of sizes, `numbers` for one sample, of which that of `axis` is a multiple of a replica's samples."""
+    """A vector of sizes, `numbers` for one sample, of which that of `axis` is a multiple of a replica's samples.
+
+    A -1 stands for an extent that the data decides, in the shape for a reshape.
+    """
 
     numbers: tuple[int, ...]
     axis: int
@@ -180,6 +183,8 @@ class Program:
         values: all of them; shared with nested bodies.
         nodes: in an order in which they can run.
         equal: groups of inputs that the program takes to have the same number of samples, which the step checks.
+        places: the inputs that have places of sparse arrays, which count from a replica's own first sample.
+        equal_values: groups of the values of ragged arrays that it takes to have as many for each sample.
         one_size: whether all inputs that it reads have the same number of samples.
         mesh: the axes of the mesh of replicas, first that of the batch.
     """
@@ -190,6 +195,8 @@ class Program:
     captures: list[tuple[Any, int]] = dataclasses.field(default_factory=list)
     outputs: list[int] = dataclasses.field(default_factory=list)
     equal: list[list[int]] = dataclasses.field(default_factory=list)
+    places: Sequence[int] = ()
+    equal_values: list[list[int]] = dataclasses.field(default_factory=list)
     one_size: bool = True
     mesh: Sequence[MeshAxis] = (BATCH,)
 

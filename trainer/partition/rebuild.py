@@ -10,7 +10,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
-from .conversions import Replica, convert_locally, scale_numbers, where
+from .conversions import Replica, convert_locally, count_in_batch, scale_numbers, where
 from .exchange import Exchange, exchange
 from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
 from .operation_labels import find_shared_draw
@@ -38,6 +38,7 @@ def rebuild_step(
     copier = _Copier(program, places, apply)
     values = copier.values
     values.update(zip(program.inputs, inputs))
+    values.update((number, count_in_batch(inputs[number], replica)) for number in program.places)
     values.update((number, on_replica(outer, replica.copy)) for outer, number in program.captures)
     for nodes, exchanges in program.stages():
         copier.add_all(nodes, compiles)
@@ -110,7 +111,8 @@ class _Copier:
         for number in node.inputs:
             self.value(number)
         if isinstance(node, Extents):
-            number, held = node.outputs[0], self._replica.held
+            number, open_extent = node.outputs[0], node.numbers[node.axis] == -1
+            held = 1 if open_extent else self._replica.held
             self.values[number] = scale_numbers(node.numbers, labels[number].dtype, node.axis, held, 1)
         elif isinstance(node, Apply):
             alive = self._replica.alive

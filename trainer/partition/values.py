@@ -17,6 +17,7 @@ from .labels import (
     STATISTIC,
     Label,
     Labels,
+    is_not_gathered,
     is_partial,
     is_sharded,
     is_stored,
@@ -25,8 +26,8 @@ from .labels import (
     with_label,
 )
 from .operations import Call, ask, row_of
-from .program import Convert, Copy, Extents, NeedsCollective, NeedsWhole, Program, Value
-from .sizes.size_arrays import of_one_sample
+from .program import Convert, Copy, Extents, NeedsCollective, NeedsWhole, NotPartitioned, Program, Value
+from .sizes.size_arrays import of_one_sample, of_open_extent
 
 SLICES: Labels = ()
 """Instead of the labels that an optimizer needs of a gradient: it is `tf.IndexedSlices`, values and indices."""
@@ -133,7 +134,8 @@ class Values:
             return number
         if (number, axis, want) in self.made:
             return self.made[number, axis, want]
-        if number in self.again and axis == 0 and want == REPLICATED and (value.free or cause is not None):
+        of_all = number in self.again and axis == 0 and want == REPLICATED
+        if of_all and (value.free or cause is not None or is_not_gathered(have)):
             copy = self.again[number]  # of replicated inputs alone
             return self._repeat(copy, number, 0, REPLICATED, [REPLICATED] * len(copy.inputs))
         if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
@@ -145,11 +147,15 @@ class Values:
             return self._convert_along(axis, between, want, cause)
         if communicates and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
+        if is_not_gathered(have) and communicates:
+            raise NotPartitioned(f"{have} leaves a branch, a loop or a function")
         if value.dtype == tf.variant:
             reason = "makes a list of tensors that would have to be gathered"
             raise NeedsWhole(self.producers.get(number, ""), reason)
         one_size = want == sizes(want.axis) and self.program.one_size and not axis
         numbers = of_one_sample(value.constant, want.axis) if one_size else None
+        if want.kind == "sizes" and want.chosen and not axis:
+            numbers = of_open_extent(value.constant, want.axis)
         key = (number, axis, want) if numbers is None else (value.dtype, numbers, want)
         if key in self.made:
             return self.made[key]
@@ -171,13 +177,15 @@ class Values:
     def _repeat(self, copy: Copy, number: int, axis: int, label: Label, wants: Sequence[Label | None]) -> int:
         """Return another label of a value along an axis of the mesh: its operation runs once more, on inputs like these."""
         inputs = [self._convert_along(axis, each, want, copy.op) for each, want in zip(copy.inputs, wants)]
-        value, made = self.program.values[number], [with_label(copy.made[0], axis, label)]
-        target = self.add(
-            dataclasses.replace(value, labels=with_label(value.labels, axis, label), free=False)
-        )
-        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=[target], made=made))
-        self.made[number, axis, label] = target
-        return target
+        values, outputs = self.program.values, copy.outputs if len(copy.outputs) > 1 else [number]
+        targets = [
+            self.add(dataclasses.replace(v, labels=with_label(v.labels, axis, label), free=False))
+            for v in [values[each] for each in outputs]
+        ]
+        made = [with_label(labels, axis, label) for labels in copy.made]
+        self.program.nodes.append(dataclasses.replace(copy, inputs=inputs, outputs=targets, made=made))
+        self.made.update({(each, axis, label): target for each, target in zip(outputs, targets)})
+        return self.made[number, axis, label]
 
     def _find_wants_of_part(
         self, copy: Copy | None, number: int, axis: int, want: Label
@@ -213,7 +221,7 @@ def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | Non
     if want == LOGS:
         return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
     if want in (SAMPLES, SHARES):
-        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1
+        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not is_not_gathered(have)
         adds = value.dtype not in (tf.bool, tf.string)
         return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
     return want

@@ -6,11 +6,13 @@ from . import (  # noqa: F401
     joins,
     lists,
     products,
+    ragged,
     random,
     reductions,
     samples,
     shapes,
     slices,
+    sparse_arrays,
     state,
 )
 from .call import Call, ReplicaCall, Ruling, View

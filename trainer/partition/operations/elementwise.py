@@ -7,9 +7,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import EMPTY, PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, is_partial, is_sharded
+from ..labels import (
+    EMPTY,
+    PARTIAL_MAX,
+    PARTIAL_MIN,
+    PARTIAL_SUM,
+    REPLICATED,
+    counts_values,
+    is_not_gathered,
+    is_partial,
+    is_sharded,
+)
 from ..sizes.bounds import ANY, Interval, bound_by, combine_bounds, is_finite, is_not_zero, map_bounds
-from ..sizes.positions import add_progressions, keep_progression, multiply_progression
+from ..sizes.positions import add_progressions, keep_if_not_negative, keep_progression, multiply_progression
 from ..sizes.size import at_most, divide, equal, if_known, largest, never_negative, smallest
 from ..sizes.size_arrays import Unknown, as_sizes
 from .call import Call, Ruling, Shapes, View, keep_shape
@@ -27,6 +37,7 @@ from .number_rules import (
 )
 from .row import COMPARES, add_rows, is_any, is_factor, part_by_terms
 from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
+from .value_places import label_difference, label_one_of_places, label_sum_of_places
 
 
 def _add(types: str, **fields: Any) -> None:
@@ -35,7 +46,12 @@ def _add(types: str, **fields: Any) -> None:
 
 def _label_copy(view: View) -> Ruling | None:
     label = view.labels[0]
-    passes = is_partial(label) or label.kind == "sizes" or view.values[0].dtype == tf.variant
+    passes = (
+        is_partial(label)
+        or label.kind == "sizes"
+        or counts_values(label)
+        or view.values[0].dtype == tf.variant
+    )
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 
@@ -45,9 +61,17 @@ _PASSED: Any = {**_SAME, "keeps_stored": True, "part": part_by_terms}
 _add("Identity", **_PASSED, adds=True)
 _add("StopGradient", **_PASSED)
 _add("PreventGradient Snapshot", **_SAME)
+
+
+def _label_copies(view: View) -> Ruling:
+    whole = [is_not_gathered(label) for label in view.labels]
+    wants = [REPLICATED if each else None for each in whole]
+    return wants, [REPLICATED if each else label for each, label in zip(whole, view.labels)]
+
+
 add_rows(
     "IdentityN",
-    label=lambda view: ([None] * len(view.labels), list(view.labels)),
+    label=_label_copies,
     shape=lambda call: [value.shape for value in call.values],
     linear=SUM,
 )
@@ -63,6 +87,8 @@ def _label_cast(view: View) -> Ruling | None:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM:
         return ([None], [label]) if exact else view.gather()
+    if counts_values(label):
+        return ([None], [label]) if target in (tf.int32, tf.int64) else view.gather()
     if label.kind != "sizes":
         return None
     # The sum of what was rounded is not the rounded sum.
@@ -102,7 +128,14 @@ def _label_ensure_shape(view: View) -> Ruling:
 
 add_rows("EnsureShape", label=_label_ensure_shape, shape=keep_shape(), moves=0)
 _LIKE: Any = {"shape": keep_shape(), "of_sizes": True}
-_LIKE |= {"label": lambda view: ([None], [each if is_sharded(each) else REPLICATED for each in view.labels])}
+
+
+def _label_like(view: View) -> Ruling:
+    (label,) = view.labels
+    return view.gather() if counts_values(label) else ([None], [label if is_sharded(label) else REPLICATED])
+
+
+_LIKE |= {"label": _label_like}
 add_rows("ZerosLike", bounds=bound_by(0, 0), **_LIKE)
 add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 
@@ -110,7 +143,7 @@ add_rows("OnesLike", bounds=bound_by(1, 1), **_LIKE)
 def _label_negative(view: View) -> Ruling | None:
     label = view.labels[0]
     if label not in (PARTIAL_MAX, PARTIAL_MIN):
-        return _label_copy(view)
+        return view.gather() if counts_values(label) else _label_copy(view)
     # The least integer, of a part without samples, is its own negative.
     opposite = PARTIAL_MIN if label == PARTIAL_MAX else PARTIAL_MAX
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])
@@ -126,11 +159,19 @@ def _find_common_shape(call: Call) -> Shapes:
 
 
 _SUM: Any = {"numbers": compute_each(add), "bounds": combine_bounds(lambda a, b: a + b), "linear": SUM}
-_SUM |= {"progression": add_progressions}
+_SUM |= {"progression": add_progressions, "label": label_sum_of_places}
 _add("AddV2", **_SUM, adds=True, part=part_by_terms)
 _add("Add", **_SUM)
 _add("AddN", label=_label_copy, shape=_find_common_shape, linear=SUM, adds=True, part=part_by_terms)
-_add("Sub", linear=SUM, numbers=compute_each(subtract), bounds=combine_bounds(lambda a, b: a - b))
+
+
+_add(
+    "Sub",
+    label=label_difference,
+    linear=SUM,
+    numbers=compute_each(subtract),
+    bounds=combine_bounds(lambda a, b: a - b),
+)
 _add(
     "Neg",
     label=_label_negative,
@@ -178,8 +219,16 @@ def _terms_of_old_select(call: Call) -> Terms:
 _add("SelectV2", linear=SUM, fixed=(0,), numbers=compute_each(_select, 3))
 add_rows("Select", terms=_terms_of_old_select, shape=keep_shape(1), linear=SUM, fixed=(0,))
 
-_add("Maximum", keeps=[PARTIAL_MAX], numbers=compute_each(largest), bounds=combine_bounds(max))
-_add("Minimum", keeps=[PARTIAL_MIN], numbers=compute_each(smallest), bounds=combine_bounds(min))
+_MAXIMUM: Any = {"bounds": combine_bounds(max), "progression": keep_if_not_negative}
+_MAXIMUM |= {"label": label_one_of_places}
+_add("Maximum", keeps=[PARTIAL_MAX], numbers=compute_each(largest), **_MAXIMUM)
+_add(
+    "Minimum",
+    keeps=[PARTIAL_MIN],
+    numbers=compute_each(smallest),
+    bounds=combine_bounds(min),
+    label=label_one_of_places,
+)
 _add("LogicalOr", keeps=[PARTIAL_MAX], numbers=compute_each(either))
 _add("LogicalAnd", keeps=[PARTIAL_MIN], numbers=compute_each(both))
 _add("LogicalNot", numbers=compute_each(negate, 1))

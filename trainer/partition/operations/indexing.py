@@ -19,6 +19,7 @@ from ..labels import (
     REPLICATED,
     are_together,
     is_partial,
+    is_places,
     is_sharded,
     label_sharded,
     sizes,
@@ -31,6 +32,7 @@ from .call import Call, ReplicaCall, Ruling, Shapes, View, keep_shape, name_axes
 from .number_rules import move_elements
 from .row import add_rows, is_any, part_by_terms, row_of
 from .terms import FIRST, Terms
+from .value_places import label_found_values, label_sums_at_places
 
 
 def _chooses_samples(view: View, axis: int) -> bool:
@@ -49,6 +51,8 @@ def _count_in_parts(
     """
 
     def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
+        if is_places(call.values[number].label):
+            return call.make(given)
         divided = call.made[0] if data is None else call.values[data].labels
         axis = find_axis(call) if any(map(is_sharded, divided)) else None
         around = zip(divided, call.values[number].labels, call.places)
@@ -75,6 +79,8 @@ def _find_gathered(call: Call) -> Terms:
 
 def _label_gather(view: View) -> Ruling | None:
     params, indices = view.labels[:2]
+    if (found := label_found_values(view)) is not None:
+        return found
     (axis,), rank, batch = view.axes(2), view.rank(1), view.attr("batch_dims")
     extent = view.shape()[axis]
     if is_sharded(params) and params.axis == axis:
@@ -119,9 +125,12 @@ add_rows("LookupTableFindV2", terms=lambda call: Terms([None, call.names(1)], [c
 
 def _label_gather_nd(view: View) -> Ruling:
     params, indices = view.labels
-    if _chooses_samples(view, 0):
-        return [None, None], [label_sharded(0, chosen=indices.chosen)]
     extent = view.shape()[0]
+    places = (
+        params == label_sharded(0) and view.mesh.of_batch and are_chosen(view.values[1], extent, column=True)
+    )
+    if places or _chooses_samples(view, 0):
+        return [None, None], [label_sharded(0, chosen=indices.chosen)]
     if params == indices == label_sharded(0) and counts_samples(view.values[1], extent, column=True):
         return [None, label_sharded(0)], [label_sharded(0)]
     if is_sharded(indices) and indices.axis < view.rank(1) - 1:
@@ -183,6 +192,8 @@ _SEGMENTS = {
 
 
 def _label_segments(view: View) -> Ruling:
+    if (found := label_sums_at_places(view)) is not None:
+        return found
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
     if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
         return view.keep(data._replace(axis=data.axis - rank + 1))

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import is_sharded
+from ..labels import REPLICATED, Joined, Ragged, is_sharded, label_sharded
 from ..sizes.positions import put_in_column
 from ..sizes.size import Extent, quotient
 from ..sizes.size_arrays import as_sizes
@@ -50,6 +50,10 @@ def _find_joined(call: Call) -> Terms:
 def _label_joined(view: View) -> Ruling | None:
     """Gather samples that are joined with others: what is the same everywhere is not cut for it."""
     parts, (axis,) = view.labels[:-1], view.axes(len(view.labels) - 1)
+    if axis == 0 and len({*parts}) > 1 and any(isinstance(label.chosen, Ragged) for label in parts):
+        fits = all(is_sharded(label) and label.axis == 0 for label in parts)
+        joined = label_sharded(0, chosen=Joined(tuple(parts)))
+        return ([None] * len(parts) + [REPLICATED], [joined]) if fits else view.gather()
     along = any(is_sharded(label) and label.axis == axis for label in parts)
     return view.gather() if along and any(label != parts[0] for label in parts) else None
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import EMPTY, REPLICATED, Label, is_sharded, sizes
+from ..labels import EMPTY, REPLICATED, Label, counts_values, is_sharded, sizes
 from ..sizes.size import Extent, Shape, is_open
-from ..sizes.size_arrays import extents_of, merge_shapes, of_one_sample
+from ..sizes.size_arrays import Unknown, extents_of, merge_shapes, of_one_sample
 from .call import Call, Ruling, Shapes, View, Wants
 from .number_rules import keep_list_elements
 from .row import add_rows
@@ -77,6 +77,8 @@ def _move(label: Label, count: int) -> Label:
     """Return the label of elements after so many more axes."""
     if is_sharded(label):
         return label._replace(axis=label.axis + count)
+    if counts_values(label):
+        raise Unknown
     return REPLICATED if label.kind == "sizes" else label
 
 

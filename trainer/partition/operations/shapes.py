@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_sharded, sizes
+from ..conversions import find_whole
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_offsets, is_places, is_sharded, sizes
 from ..program import MeshAxis
 from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
@@ -16,11 +17,13 @@ from .number_rules import add, move_elements, numbers_of
 from .row import MOST_ELEMENTS, add_rows, ask, part_by_terms
 from .shares import decide_gradient_axes
 from .terms import PRODUCT, SUM, Terms
+from .value_places import entries_of
 
 
 def _label_sizes(view: View) -> Ruling:
     made = []
     for label in view.labels:
+        label = entries_of(label) if is_places(label) else label
         if not is_sharded(label) or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":
@@ -36,7 +39,16 @@ def _shape_numbers(call: Call, number: int) -> np.ndarray:
     return as_sizes(found)
 
 
-_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True}
+def _copy_sizes(call: ReplicaCall, given: list[Any]) -> list[Any]:
+    """Return the sizes; of offsets, which have no axis that is divided, those of one device."""
+    found = [*call.make(given)]
+    for number, label in enumerate(value.label for value in call.values):
+        if is_offsets(label):
+            found[number] = find_whole(found[number] - 1, call.places[0]) + 1
+    return found
+
+
+_SIZES: Any = {"label": _label_sizes, "numbers": _shape_numbers, "of_sizes": True, "copy": _copy_sizes}
 add_rows(
     "Shape ShapeN",
     shape=lambda call: [[None if value.shape is None else len(value.shape)] for value in call.values],

@@ -1,12 +1,13 @@
 """Slices and ranges. Along the axis of the samples a slice takes the whole axis, or whole blocks."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, label_sharded
+from ..labels import PARTIAL_SUM, REPLICATED, Ragged, is_offsets, label_sharded, sizes
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -14,6 +15,7 @@ from .call import Call, Ruling, Shapes, View, name_axes, require, shape_in
 from .number_rules import move_elements
 from .row import add_rows
 from .terms import Terms
+from .value_places import label_some_offsets
 
 _MASKS = "ellipsis", "new_axis", "shrink_axis", "begin", "end"
 
@@ -118,14 +120,18 @@ def _find_slice(call: Call) -> Terms:
 
 
 def _label_strided(view: View) -> Ruling | None:
-    """Label an element of the shape of chosen samples; other slices as the terms say."""
+    """Label offsets, and an element of the shape of chosen samples; other slices as the terms say."""
     label = view.labels[0]
+    if is_offsets(label):
+        return label_some_offsets(view)
     if label.kind != "sizes" or not label.chosen:
         return None
     length = view.shape()[0]
     if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1:
         raise Unknown
-    return view.keep(PARTIAL_SUM if int(view.fixed(1)[0]) % length == label.axis else REPLICATED)
+    if int(view.fixed(1)[0]) % length != label.axis:
+        return view.keep(REPLICATED)
+    return view.keep(sizes(0, label.chosen) if isinstance(label.chosen, Ragged) else PARTIAL_SUM)
 
 
 def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:
@@ -169,7 +175,12 @@ def _keep_first_axis(call: Call, shape: Shape) -> Progression | None:
     """Return the progression along the first axis, if the slice takes all of it."""
     found, masks = call.values[0].progression, [call.attr(f"{name}_mask") & 1 for name in _MASKS]
     whole = masks == [0, 0, 0, 1, 1]
-    return found if found and not (found.axis or found.column) and whole and call.fixed(3)[0] == 1 else None
+    if not found or found.axis or not whole or call.fixed(3)[0] != 1:
+        return None
+    if found.column:
+        first = call.shape(1) == [2] and call.attr("shrink_axis_mask") == 2 and call.fixed(1)[1] == 0
+        return dataclasses.replace(found, column=False) if first else None
+    return found
 
 
 _STRIDED: Any = {"label": _label_strided, "numbers": move_elements(), "rewrite": _take_entry}

@@ -8,7 +8,7 @@ import dataclasses
 import math
 from typing import Any
 
-from .size import Extent, Shape, per_sample, quotient
+from .size import Extent, Shape, per_sample, quotient, same_extent
 from .size_arrays import product
 
 
@@ -34,6 +34,12 @@ class Progression:
 
 CHOSEN = Progression(0, 1, 0, math.inf, chosen=True)
 """Of the positions of chosen samples, which increase."""
+OF_SAMPLES = Progression(0, 0, 0, math.inf, chosen=True)
+"""Of the positions of the samples to which ragged values belong."""
+
+
+IN_COLUMN = dataclasses.replace(OF_SAMPLES, column=True)
+"""Of the places of the entries of a sparse array, which begin with the position of their sample."""
 
 
 def is_range(call: Any, shape: Shape) -> Progression | None:
@@ -78,6 +84,15 @@ def multiply_progression(call: Any, shape: Shape) -> Progression | None:
     return None
 
 
+def keep_if_not_negative(call: Any, shape: Shape) -> Progression | None:
+    """Return the progression of positions of which the larger ones of two are taken, the others being at most 0."""
+    for value, other in (call.values, reversed(call.values)):
+        found = value.progression
+        if found is not None and found.low >= 0 and found.stride >= 0 and other.interval[1] <= 0:
+            return found if value.shape == shape and shape is not None else None
+    return None
+
+
 def put_in_column(call: Any, shape: Shape) -> Progression | None:
     """Return the progression in the first column of a matrix that columns were joined to."""
     found, old = call.values[0].progression, call.values[0].shape
@@ -104,10 +119,16 @@ def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
     return known and value.shape[0] == extent
 
 
-def are_chosen(value: Any, extent: Extent) -> bool:
-    """Return whether numbers are the positions of chosen samples along an axis of this extent."""
+def are_chosen(value: Any, extent: Extent, column: bool = False) -> bool:
+    """Return whether numbers, or those of their first column, are positions of own samples along an axis of this extent."""
     chosen = value.label.chosen if value.label.kind == "sharded" else None
-    return value.progression == CHOSEN and chosen is not None and chosen[1] == extent
+    if (
+        chosen is None
+        or extent is None
+        or value.progression not in ((IN_COLUMN,) if column else (CHOSEN, OF_SAMPLES))
+    ):
+        return False
+    return chosen[1] == (extent if value.progression == CHOSEN else same_extent(extent, chosen[1]))
 
 
 def stays_in_parts(value: Any, extent: Extent) -> bool:

@@ -32,6 +32,23 @@ class Length(Samples):
     """Another extent, for instance of sentences: at least 0. On every replica it is that of a single device."""
 
 
+class Entries(Length):
+    """The number of all values of a ragged array, of which replicas have different parts.
+
+    Two are equal where each of the `samples` has as many values in both arrays.
+    """
+
+    def __init__(self, samples: Samples) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def join(self, other: Samples) -> None:
+        """Make two numbers of values one, and those of the samples."""
+        super().join(other)
+        if isinstance(other, Entries):
+            self.samples.join(other.samples)
+
+
 Monomial: TypeAlias = "tuple[Samples, ...]"
 
 
@@ -228,6 +245,14 @@ def per_sample(size: Extent) -> int | None:
     return factor if len(term) == 1 and factor > 0 and not isinstance(term[0], Length) else None
 
 
+def count_entries(samples: Extent) -> Known:
+    """Return a new number of values, of an array with so many samples; raise `ValueError` where it has not one of each."""
+    if not isinstance(samples, Size) or per_sample(samples) != 1:
+        raise ValueError(samples)
+    (((each,), _),) = samples.terms.items()
+    return Size.of(Entries(each))
+
+
 def is_divided(extent: Extent, blocks: int = 1) -> bool:
     """Return whether each of the blocks of an axis certainly has a part for every sample: a multiple of their number."""
     if not isinstance(extent, Size):
@@ -263,9 +288,11 @@ def broadcast_extent(one: Extent, other: Extent) -> Extent:
 
 def _join(one: Size, other: Size) -> bool:
     """Make numbers of samples one where that makes two sizes equal; tell whether it does."""
-    k, m = per_sample(one), per_sample(other)
-    if k is not None and k == m:
-        ((first,),), ((second,),) = one.terms, other.terms
-        first.join(second)
-        return True
-    return False
+    ((first, k), *more), ((second, m), *others) = one.terms.items(), other.terms.items()
+    if more or others or k != m or not len(first) == len(second) == 1:
+        return False
+    kinds = {Entries if isinstance(each, Entries) else type(each) for each in (*first, *second)}
+    if k < 1 or len(kinds) > 1 or kinds == {Length}:
+        return False
+    first[0].join(second[0])
+    return True

@@ -80,6 +80,14 @@ def broadcast_axes(shapes: Sequence[Any]) -> list[tuple[bool | None, ...]]:
     ]
 
 
+def of_open_extent(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
+    """Return a vector of sizes with -1 for that of `axis`; None if one of the others varies, or one is not known."""
+    if sizes is None or sizes.ndim != 1 or sizes[axis] is None:
+        return None
+    found = [-1 if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)]
+    return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
+
+
 def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None:
     """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
     if sizes is None or sizes.ndim != 1:

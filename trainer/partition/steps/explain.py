@@ -8,7 +8,15 @@ from ....compat.tensorflow_graphs.made_operations import stands_for
 from ....compat.tensorflow_graphs.one_device import line_of_user
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.mesh import Mesh
-from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED, is_partial, is_sharded, is_stored
+from ..labels import (
+    MEAN_OF_STATISTICS,
+    PARTIAL_SUM,
+    REPLICATED,
+    counts_values,
+    is_partial,
+    is_sharded,
+    is_stored,
+)
 from ..needed_operations import APPLY
 from ..operation_labels import describe_need
 from ..program import Apply, Convert, Program, Value
@@ -126,7 +134,7 @@ def _collective(program: Program, node: Convert, samples: int, mesh: Mesh, over:
     what, size = _shape(value, samples, mesh, node.axis), _bytes(value, samples, mesh, node.axis)
     if is_stored(have):
         return Collective("all-gather", what, size, "a sharded weight is read", over=over)
-    kind = "all-gather" if is_sharded(have) else "all-reduce"
+    kind = "all-gather" if is_sharded(have) or counts_values(have) else "all-reduce"
     if _is_for_optimizer(node):
         return Collective(kind, what, size, _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)

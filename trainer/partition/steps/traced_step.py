@@ -21,8 +21,9 @@ from ....distribute.step_context import NOT_AGGREGATED, StepContext, WeightTotal
 from ....optimizers.building import ensure_built
 from ....optimizers.update_rules.parts import aggregates_itself, gradient_layouts
 from ...inputs.batch import all_leaves, sample_count
-from ...inputs.input_checks import check_combined_samples
+from ...inputs.input_checks import check_combined_samples, check_combined_values
 from ...step.collected_writes import CollectedWrites
+from ..composite_inputs import SparseInput
 from ..conversions import Replica
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels, is_sharded
 from ..memory import save_memory
@@ -32,6 +33,7 @@ from ..operations import row_of
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuild_step
+from .batch_tensors import describe_unsupported, find_composite, tensors_of, with_tensors
 from .explain import StepExplanation, explain_program
 from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
 from .step_collectives import run_with_collectives
@@ -52,11 +54,17 @@ class TracedStep:
         self._result: Any = {}
         self._variables: list[keras.Variable] = []
         self.attention: set[Any] = set()  # see `StepContext`
-        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
-        other = [path for path, leaf in all_leaves(spec) if not isinstance(leaf, tf.TensorSpec | None)]
-        if other:
-            raise NotPartitioned(f"ragged and sparse inputs are not partitioned, so make `{other[0]}` dense")
-        specs = [tf.TensorSpec([None, *s.shape[1:]] if s.shape.rank else [], s.dtype) for s in leaves]
+        for path, leaf in all_leaves(spec):
+            if (reason := describe_unsupported(path, leaf)) is not None:
+                raise NotPartitioned(reason)
+        leaves, arrays = tensors_of(spec), find_composite(spec)
+        fixed = {array.inputs[-1] for array in arrays if isinstance(array, SparseInput)}
+        specs = [
+            each
+            if number in fixed or not each.shape.rank
+            else tf.TensorSpec([None, *each.shape[1:]], each.dtype)
+            for number, each in enumerate(leaves)
+        ]
         self._statistics = MadeOperations()
         graph = trace_on_one_device(self._trace, specs, for_xla=compiles)
         shares = shares_variables(step.strategy)
@@ -74,6 +82,7 @@ class TracedStep:
                 [call.find_wanted_labels() for call in self._calls],
                 self._statistics.__contains__,
                 [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
+                arrays,
             )
             self._written = _find_written(self.program)
         except NotPartitioned as error:
@@ -85,8 +94,7 @@ class TracedStep:
         self._read_inputs = read_inputs(graph, len(leaves)) or range(len(leaves))
 
     def _trace(self, *tensors: tf.Tensor) -> list[tf.Tensor]:
-        rest = iter(tensors)
-        batch = tf.nest.map_structure(lambda leaf: None if leaf is None else next(rest), self._spec)
+        batch = with_tensors(self._spec, tensors)
         size = sample_count(batch) if any(tensor.shape.rank != 0 for tensor in tensors) else 1
         totals = WeightTotals() if self._step.notes_weights else None
         step = StepContext(0, 1, size, size, totals=totals, in_xla=self._compiles, take_gradients=self._take)
@@ -98,6 +106,8 @@ class TracedStep:
             with self._statistics.of_calls([*filter(has_own_statistics, self._step.layers)]):
                 with user_errors():
                     result = self._step.fn(batch)
+            if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in tf.nest.flatten(result)):
+                raise NotPartitioned("it returns a ragged or sparse tensor")
             numbers = numbers_in(result)  # can be variables that the step has assigned
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]
@@ -136,7 +146,7 @@ class TracedStep:
         Raise `NotPartitioned` where they certainly have not, or one of them has a single sample.
         """
         paths = {id(leaf): path for path, leaf in all_leaves(batch)}
-        leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+        leaves = [leaf for leaf in tf.nest.flatten(batch) for _ in tensors_of(leaf)]
         checks = []
         for group in self.program.equal:
             arrays = [(paths[id(leaves[number])], leaves[number]) for number in group]
@@ -151,10 +161,12 @@ class TracedStep:
 
     def read_part(self, batch: Any) -> Any:
         """Return the batch with None instead of the arrays that the step does not read: their sizes do not matter."""
-        numbers = itertools.count()
-        return tf.nest.map_structure(
-            lambda leaf: leaf if leaf is not None and next(numbers) in self._read_inputs else None, batch
-        )
+        numbers, read = itertools.count(), set(self._read_inputs)
+
+        def is_read(leaf: Any) -> bool:
+            return not read.isdisjoint([next(numbers) for _ in tensors_of(leaf)])
+
+        return tf.nest.map_structure(lambda leaf: leaf if is_read(leaf) else None, batch)
 
     def __call__(self, data: Any) -> Any:
         """Run the step on a replica's samples; return its results, with the labels of `Step.exits`.
@@ -164,8 +176,15 @@ class TracedStep:
         Context: replica, inside a step that collects writes.
         """
         step = this_step()
-        given = zip(tf.nest.flatten(data), tf.nest.flatten(self._spec))
-        leaves = [leaf for leaf, spec in given if spec is not None]  # None for those that are not read
+        leaves, arrays = list[Any](), list[Any]()
+        for leaf, spec in zip(tf.nest.flatten(data), tf.nest.flatten(self._spec)):
+            count = len(tensors_of(spec))
+            leaves += [None] * count if leaf is None else tensors_of(leaf)[:count]  # None: not read
+            arrays += [leaf] * count
+        paths = {id(leaf): path for path, leaf in all_leaves(data)}
+        for group in self.program.equal_values:
+            together = {id(arrays[number]): arrays[number] for number in group}
+            check_combined_values([(paths[key], array) for key, array in together.items()])
         place, sizes = self._mesh.place(int(step.replica_id)), self._mesh.shape
         held = step.samples, step.global_samples, step.samples_before
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())

@@ -1,0 +1,157 @@
+"""Models with ragged and sparse inputs on several replicas: each computes its own samples, as on one device."""
+
+import helpers
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import unisono
+from unisono.trainer.partition.steps import step_partition
+from unisono.trainer.partition.steps.traced_step import TracedStep
+
+_R = np.random.default_rng(3)
+SAMPLES, BATCH = 11, 7  # 7 samples, then 4: a replica has none where two of three have two each
+LENGTHS = [3, 0, 1, 4, 0, 0, 2, 5, 1, 0, 2]
+HISTORY = tf.RaggedTensor.from_row_lengths(_R.integers(0, 9, sum(LENGTHS)), LENGTHS)
+OTHERS = tf.RaggedTensor.from_row_lengths(_R.integers(0, 9, 14), [1, 2, 0, 0, 3, 1, 0, 2, 0, 4, 1])
+WORDS = tf.RaggedTensor.from_row_lengths(_R.normal(size=(sum(LENGTHS), 3)), LENGTHS)
+ITEMS, Y = _R.integers(0, 9, SAMPLES), _R.integers(0, 2, (SAMPLES, 1)).astype("float64")
+SPARSE = tf.sparse.from_dense(np.maximum(_R.normal(size=(SAMPLES, 5)), 0))
+WEIGHTS = _R.uniform(0.5, 2, SAMPLES)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    keras.config.set_floatx("float64")
+    yield
+    keras.config.set_floatx("float32")
+
+
+class TwoTowers(unisono.Model):
+    """A history and a candidate of one table, and other items of a second one."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = layers.Embedding(9, 4, embeddings_initializer="glorot_uniform")
+        self.others = layers.Embedding(9, 4, embeddings_initializer="glorot_uniform")
+        self.out = layers.Dense(1, "sigmoid")
+
+    def call(self, inputs):
+        history = tf.reduce_sum(self.items(inputs["history"]), 1)
+        others = tf.reduce_max(tf.tanh(self.others(inputs["others"])), 1)
+        return self.out(tf.concat([history * self.items(inputs["item"]), tf.maximum(others, -1.0)], 1))
+
+
+class Tokens(unisono.Model):
+    """A loss of each word, averaged over all words of the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(2)
+
+    def call(self, x):
+        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), 1)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        labels = tf.gather(tf.cast(y[:, 0], tf.int32), x.value_rowids())
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.out(x.values)))
+
+
+class Labelled(unisono.Model):
+    """A loss of each word and its label, which are two ragged arrays."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(4)
+
+    def call(self, x):
+        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), 1)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y.values, self.out(x.values))
+        return tf.reduce_mean(losses)
+
+
+def recurrent():
+    words = keras.Input((None, 3), ragged=True)
+    padded = layers.Lambda(lambda x: x.to_tensor(), output_shape=(None, 3))(words)
+    hidden = layers.GRU(3)(padded)
+    return unisono.Model(words, layers.Dense(1, "sigmoid")(hidden))
+
+
+def sparse():
+    inputs = keras.Input((5,), sparse=True)
+    return unisono.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dense(3, "tanh")(inputs)))
+
+
+MODELS = {
+    "two towers": (TwoTowers, {"history": HISTORY, "others": OTHERS, "item": ITEMS}),
+    "tokens": (Tokens, WORDS),
+    "recurrent": (recurrent, WORDS),
+    "sparse": (sparse, SPARSE),
+}
+
+
+def results(name, replicas):
+    """Everything that a model gives; a step that ran on one replica would be an error."""
+    make, x = MODELS[name]
+    keras.utils.set_random_seed(2)
+    strategy = helpers.mirrored(replicas) if replicas > 1 else None
+    with helpers.scope(strategy):
+        model = make()
+        loss = None if name == "tokens" else "binary_crossentropy"
+        model.compile(
+            unisono.optimizers.Adam(0.05), loss, weighted_metrics=["mse"] if loss else None, jit_compile=False
+        )
+    weights = None if name == "tokens" else WEIGHTS
+    history = model.fit(x, Y, batch_size=BATCH, sample_weight=weights, epochs=2, shuffle=False, verbose=0)
+    evaluated = model.evaluate(x, Y, batch_size=BATCH, sample_weight=weights, verbose=0, return_dict=True)
+    predicted = model.predict(x, batch_size=BATCH, verbose=0)
+    return history.history, model.get_weights(), evaluated, predicted
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
+    gathered = []
+
+    def traced(*arguments):
+        made = TracedStep(*arguments)
+        gathered.extend(
+            n for n in made.program.nodes if made.program.communicates(n) and _is_of_values(made, n)
+        )
+        return made
+
+    monkeypatch.setattr(step_partition, "TracedStep", traced)
+    right = results(name, 1)
+    for replicas in (2, 3):
+        helpers.assert_close(results(name, replicas), right, 10 * helpers.FLOAT64, f"{name} on {replicas}")
+    assert not gathered
+
+
+def _is_of_values(traced, node):
+    return traced.program.values[node.source].label.kind in ("sharded", "offsets", "places")
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal):
+    lengths = LENGTHS if equal else LENGTHS[::-1]
+    y = tf.RaggedTensor.from_row_lengths(_R.integers(0, 4, sum(LENGTHS)), lengths)
+
+    def train(replicas):
+        keras.utils.set_random_seed(2)
+        with helpers.scope(helpers.mirrored(replicas) if replicas > 1 else None):
+            model = Labelled()
+            model.compile(unisono.optimizers.SGD(0.1), None, jit_compile=False)
+        model.fit(tf.data.Dataset.from_tensor_slices((WORDS, y)).batch(SAMPLES), epochs=2, verbose=0)
+        return model.get_weights()
+
+    if equal:
+        helpers.assert_close(train(3), train(1), 10 * helpers.FLOAT64)
+    else:
+        with pytest.raises(
+            tf.errors.InvalidArgumentError,
+            match="must have as many values as in",
+        ):
+            train(3)

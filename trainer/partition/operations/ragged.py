@@ -1,0 +1,140 @@
+"""Values of ragged arrays: which sample each belongs to, and padding.
+
+The values of a replica are those of its samples, and offsets say where those of each sample begin.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ....compat.tensorflow_graphs.ragged_values import SAMPLE_NUMBERS, UNPADDED
+from ..conversions import extent_of, find_start
+from ..labels import (
+    REPLICATED,
+    Label,
+    Ragged,
+    is_offsets,
+    is_places,
+    is_sharded,
+    label_offsets,
+    label_places,
+    label_sharded,
+    sizes,
+)
+from ..sizes.bounds import bound_by
+from ..sizes.positions import OF_SAMPLES
+from ..sizes.size import Extent, Length, Size, count_entries
+from ..sizes.size_arrays import Unknown
+from .call import Call, ReplicaCall, Ruling, Shapes, View, require
+from .row import add_rows
+
+
+def _count_values(call: Call, number: int) -> Extent:
+    """Return how many values there are, by their offsets, the input of this number."""
+    label = call.values[number].label
+    return label.chosen.values if is_offsets(label) else None
+
+
+def _values_of(offsets: Label) -> Label:
+    """Return the label of the values that have these offsets."""
+    return label_sharded(0, chosen=require(offsets.chosen if is_offsets(offsets) else None))
+
+
+def _copy_numbers(call: ReplicaCall, given: list[Any]) -> list[Any]:
+    """Return the numbers of samples in the batch."""
+    (found,) = call.make(given)
+    divided = is_sharded(call.made[0][0])
+    samples = extent_of(given[0], 0) - 1
+    return [found + find_start(samples, found.dtype, call.places[0]) if divided else found]
+
+
+add_rows(
+    SAMPLE_NUMBERS,
+    label=lambda view: ([None], [_values_of(view.labels[0])]),
+    shape=lambda call: [[_count_values(call, 0)]],
+    progression=lambda call, shape: OF_SAMPLES,
+    bounds=bound_by(0, 2**31 - 1),
+    copy=_copy_numbers,
+)
+
+
+def _label_unpadded(view: View) -> Ruling:
+    values = _values_of(view.labels[1])
+    return [require(label_sharded(0) if view.labels[0] == label_sharded(0) else None), None], [values]
+
+
+add_rows(
+    UNPADDED,
+    label=_label_unpadded,
+    shape=lambda call: [[_count_values(call, 1), *call.shape()[2:]]],
+)
+
+
+def _find_asked(call: Call) -> list[Extent]:
+    """Return the shape that a padded tensor is to have, whose only ragged axis is that of its offsets; -1: as needed."""
+    if call.op.get_attr("row_partition_types") != [b"ROW_SPLITS"]:
+        return require(None)
+    found = call.constant(0)
+    return found.tolist() if found.ndim else [-1] * (1 + call.rank(1))
+
+
+def _find_padded(call: Call) -> Shapes:
+    asked, samples = _find_asked(call), call.shape(3)[0]
+    longest = Size.of(Length()) if asked[1] in (-1, None) else asked[1]  # the same everywhere
+    own = [None if samples is None else samples - 1, longest, *call.shape(1)[1:]]
+    return [[mine if each == -1 or n == 1 else each for n, (mine, each) in enumerate(zip(own, asked))]]
+
+
+def _label_padded(view: View) -> Ruling:
+    (samples, longest, *_), values = _find_asked(view), _values_of(view.labels[3])
+    fits = view.labels[1] == values and samples in (-1, values.chosen.samples) and longest != -1
+    return [require(sizes(0) if fits else None), None, REPLICATED, None], [label_sharded(0)]
+
+
+def _pad_to_longest(call: Call) -> Callable[..., list[tf.Tensor]] | None:
+    """Return the padding to the length of the longest sample of the batch, which no replica knows."""
+    offsets, asked = call.values[-1].label, _find_asked(call)
+    if not is_offsets(offsets) or asked[1] != -1:
+        return None
+
+    def pad(shape: tf.Tensor, values: tf.Tensor, default: tf.Tensor, splits: tf.Tensor) -> list[tf.Tensor]:
+        longest = tf.reduce_max(splits[1:] - splits[:-1])
+        rest = [tf.constant(-1, shape.dtype)] * (len(asked) - 2)
+        rest = tf.unstack(shape)[2:] if shape.shape.rank else rest
+        return [
+            tf.raw_ops.RaggedTensorToTensor(
+                shape=tf.stack(
+                    [-1 if not shape.shape.rank else shape[0], tf.cast(longest, shape.dtype), *rest]
+                ),
+                values=values,
+                default_value=default,
+                row_partition_tensors=[splits],
+                row_partition_types=["ROW_SPLITS"],
+            )
+        ]
+
+    return pad
+
+
+add_rows("RaggedTensorToTensor", label=_label_padded, shape=_find_padded, rewrite=_pad_to_longest)
+
+
+def _find_ranges(call: Call) -> Shapes:
+    samples = next((value.shape[0] for value in call.values if value.shape), None)
+    return [[require(samples) + 1], [count_entries(samples)]]
+
+
+def _label_ranges(view: View) -> Ruling:
+    """Label ranges of each sample, of numbers or of positions of ragged values."""
+    values = Ragged(view.out_shape(1)[0], require(view.out_shape()[0]) - 1)
+    first, last, step = view.labels
+    if is_places(first) and (first, step) == (last, REPLICATED) and first.chosen.of is None:
+        return [None] * 3, [label_offsets(values), label_places(first.chosen.values, values)]
+    alike = [label == REPLICATED and value.shape == [] for label, value in zip(view.labels, view.values)]
+    if all(alike) or not all(same or label == label_sharded(0) for same, label in zip(alike, view.labels)):
+        raise Unknown
+    return [None] * 3, [label_offsets(values), label_sharded(0, chosen=values)]
+
+
+add_rows("RaggedRange", label=_label_ranges, shape=_find_ranges)
