@@ -23,7 +23,7 @@ def user_errors() -> Iterator[None]:
     converted.
     """
     filters = [each for each in (keras.config, tf.debugging) if each.is_traceback_filtering_enabled()]
-    for each in filters:  # without the frames of Keras and TensorFlow, a function of ours that calls theirs is the last
+    for each in filters:  # else a function of ours that calls theirs can be the last frame
         each.disable_traceback_filtering()
     try:
         yield
