@@ -42,6 +42,11 @@ ARGUMENTS = {
     "RegisterGradient.__call__": "self f",
     "Function.__call__": "self args kwds",
     "cond.cond": "pred true_fn false_fn strict name fn1 fn2",
+    "segment_id_ops.row_splits_to_segment_ids": "splits name out_type",
+    "embedding_ops.embedding_lookup_sparse_impl": (
+        "params segment_ids sp_weights ids combiner ignore_weights max_norm allow_fast_lookup "
+        "partition_strategy name"
+    ),
     "while_loop.while_loop": (
         "cond body loop_vars shape_invariants parallel_iterations "
         "back_prop swap_memory name maximum_iterations return_same_structure"

@@ -113,12 +113,15 @@ def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
     return _check_equal(arrays, sentence)
 
 
-def check_combined_values(arrays: list[tuple[str, Any]]) -> None:
-    """Check that ragged or sparse arrays, with their paths, whose values a step combines have as many for each sample."""
+def check_combined_values(arrays: list[tuple[str, Any]]) -> list[Any]:
+    """Return checks that samples have as many values in all these ragged or sparse arrays, which a step combines."""
     (name, first), *others = arrays
+    checks = []
     for path, leaf in others:
         sentence = f"Each sample of `{path}` must have as many values as in `{name}`, because the step combines them."
-        tf.debugging.Assert(tf.reduce_all(tf.equal(_count_values(leaf), _count_values(first))), [sentence])
+        equal = tf.reduce_all(tf.equal(_count_values(leaf), _count_values(first)))
+        checks.append(tf.debugging.Assert(equal, [sentence]))
+    return checks
 
 
 def _count_values(leaf: Any) -> tf.Tensor:

@@ -184,7 +184,11 @@ class TracedStep:
         paths = {id(leaf): path for path, leaf in all_leaves(data)}
         for group in self.program.equal_values:
             together = {id(arrays[number]): arrays[number] for number in group}
-            check_combined_values([(paths[key], array) for key, array in together.items()])
+            checks = check_combined_values([(paths[key], array) for key, array in together.items()])
+            with tf.control_dependencies(checks):
+                leaves = [
+                    tf.identity(leaf) if number in group else leaf for number, leaf in enumerate(leaves)
+                ]
         place, sizes = self._mesh.place(int(step.replica_id)), self._mesh.shape
         held = step.samples, step.global_samples, step.samples_before
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
