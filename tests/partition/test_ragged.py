@@ -183,10 +183,6 @@ GATHERED = {
 }
 
 
-def _values_computed(parts):
-    """Whether each operation that a replica runs on values has the values of its samples."""
-
-
 @pytest.mark.parametrize("name", OWN)
 def test_step_on_ragged_values_gathers_nothing_and_matches_the_whole(name):
     fn, *batch = OWN[name]

@@ -29,6 +29,24 @@ PROGRAMS = {
         VECTORS,
         OTHERS.with_values(tf.constant(np.random.default_rng(8).normal(size=(9, 3)))),
     ),
+    "one pool of two arrays": (
+        with_gradient(
+            lambda t, w, a, b, y: mean(
+                entropy(
+                    y,
+                    tf.math.unsorted_segment_sum(
+                        look_up(t, tf.concat([a.values, b.values], 0)),
+                        tf.concat([a.value_rowids(), b.value_rowids()], 0),
+                        a.nrows(),
+                    )
+                    @ w,
+                )
+            )
+        ),
+        IDS,
+        OTHERS,
+        Y,
+    ),
     "dense and ragged of one table": (
         with_gradient(lambda t, w, ids, y: mean(total(look_up(t, ids), 1) * tf.gather(t, y))),
         IDS,
