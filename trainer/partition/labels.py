@@ -134,7 +134,7 @@ def counts_values(label: Label) -> bool:
 
 def is_not_gathered(label: Label) -> bool:
     """Return whether the parts of replicas do not say what the whole is: it is computed from whole inputs."""
-    return is_places(label) or (is_sharded(label) and isinstance(label.chosen, Joined))
+    return is_places(label) or isinstance(label.chosen, Joined)
 
 
 def label_stored(axis: int) -> Label:
