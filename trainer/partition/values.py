@@ -148,7 +148,7 @@ class Values:
         if communicates and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
         if is_not_gathered(have) and communicates:
-            raise NotPartitioned(f"{have} leaves a branch, a loop or a function")
+            raise NotPartitioned(f"no replica can find the whole of a tensor with {have}")
         if value.dtype == tf.variant:
             reason = "makes a list of tensors that would have to be gathered"
             raise NeedsWhole(self.producers.get(number, ""), reason)
