@@ -26,11 +26,27 @@ _NUMBERS: dict[type, dict[str, dict[str, Any]]] = {
     },
 }
 _MONITORING = (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACKS.ModelCheckpoint)
+# class -> attribute that must be text -> an example
+_TEXTS: dict[type, dict[str, str]] = {
+    _CALLBACKS.CSVLogger: {"filename": "log.csv"},
+    _CALLBACKS.RemoteMonitor: {"root": "http://localhost:9000", "path": "/publish/epoch/end/"},
+}
 
 
-def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
-    """Raise a ValueError or TypeError for an argument of a wrong kind or out of range."""
+def check_keras_callbacks(callbacks: Iterable[Any], optimizer: Any) -> None:
+    """Raise a ValueError or TypeError for an argument of a wrong kind or out of range, or one that the optimizer lacks."""
     for callback in callbacks:
+        for kind, texts in _TEXTS.items():
+            for name, example in texts.items() if isinstance(callback, kind) else ():
+                if not isinstance(text := getattr(callback, name, ""), str):
+                    raise TypeError(
+                        f"`{name}` of `{kind.__name__}` must be a string, such as {example!r}. Received: {show(text)}"
+                    )
+        if isinstance(callback, _CALLBACKS.SwapEMAWeights) and not _keeps_averages(optimizer):
+            raise ValueError(
+                "`SwapEMAWeights` needs averages of the weights: pass an optimizer with `use_ema=True` to `compile`. "
+                f"Received: {show(optimizer)} with use_ema={getattr(optimizer, 'use_ema', None)}"
+            )
         for kind, ranges in _NUMBERS.items():
             if isinstance(callback, kind):
                 for name, limits in ranges.items():
@@ -49,6 +65,11 @@ def check_keras_callbacks(callbacks: Iterable[Any]) -> None:
         separator = getattr(callback, "sep", ",") if isinstance(callback, _CALLBACKS.CSVLogger) else ","
         if not isinstance(separator, str) or len(separator) != 1:
             raise ValueError(f"`separator` of `CSVLogger` must be one character. Received: {show(separator)}")
+
+
+def _keeps_averages(optimizer: Any) -> bool:
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    return any(getattr(each, "use_ema", False) for each in getattr(optimizer, "optimizers", [optimizer]))
 
 
 def _check_schedule(schedule: Any) -> None:

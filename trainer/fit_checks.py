@@ -171,12 +171,12 @@ _FROM_1_OR_NONE = (
 )
 
 
-def check_fit(arguments: Any) -> None:
+def check_fit(model: Any, arguments: Any) -> None:
     """Reject invalid arguments of `fit`, and convert the others to the form that the loop needs."""
     for name in (*_FROM_0, *_FROM_1_OR_NONE):
         least, optional = int(name not in _FROM_0), name not in _FROM_0
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least, optional))
-    check_loop(arguments.verbose, arguments.callbacks)
+    check_loop(model, arguments.verbose, arguments.callbacks)
     arguments.shuffle = check_shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split, data = arguments.validation_split, arguments.validation_data
@@ -204,7 +204,7 @@ def _validation_freq(freq: Any) -> int | list[int]:
     return found if several else found[0]
 
 
-def check_loop(verbose: Any, callbacks: Any) -> None:
+def check_loop(model: Any, verbose: Any, callbacks: Any) -> None:
     """Reject invalid `verbose` and `callbacks` of `fit`, `evaluate` and `predict`."""
     if not isinstance(verbose, str | numbers.Integral | np.bool_) or verbose not in (0, 1, 2, 3, "auto"):
         raise ValueError(f'`verbose` must be "auto", 0, 1, 2 or 3. Received: {show(verbose)}')
@@ -216,7 +216,7 @@ def check_loop(verbose: Any, callbacks: Any) -> None:
                 "`callbacks` must be a list of instances of keras.callbacks.Callback. "
                 f"Received: {show(callback)} in callbacks={show(callbacks)}"
             )
-    check_keras_callbacks(keras.tree.flatten(callbacks))
+    check_keras_callbacks(keras.tree.flatten(callbacks), getattr(model, "optimizer", None))
 
 
 def check_logs(logs: Any, step: str, text: bool = True) -> Any:

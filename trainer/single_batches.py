@@ -18,7 +18,8 @@ from .inputs.sources.arrays import ArraySource
 from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
 from .partition.steps.step_partition import ModelPartition, shared_by_replicas
-from .run.checks.argument_errors import check_class_weights, check_weights, explain_errors
+from .run.checks.argument_errors import ArgumentError, check_class_weights, check_weights, explain_errors
+from .run.checks.mismatch import mismatch
 from .run.checks.overflow import check_progress
 from .run.loops.compiled_calls import CompiledCall
 from .step.variable_placement import bring_along
@@ -93,7 +94,7 @@ class SingleBatches:
             The explanation: `str()` gives a readable text; `collectives`, `exits` and `whole` are its parts.
 
         Raises:
-            ValueError: the model's strategy has one replica.
+            ValueError: the model's strategy has one replica, or an argument does not fit the model.
         """
         check_names(self.explain_step, _unknown)
         self._ready("explain_step")
@@ -111,7 +112,10 @@ class SingleBatches:
             runner.build(self, spec, samples)
             with self._strategy_scope():
                 partition = ModelPartition(self, "train_step", self.train_step)
-                return partition.explain(spec, samples)
+                explanation = partition.explain(spec, samples)
+            if explanation.whole and (sentence := mismatch(self, spec, samples, "train_step")) is not None:
+                raise ArgumentError(sentence)
+            return explanation
 
     def predict_on_batch(self: Any, x: Any, **_unknown: Never) -> Any:
         """Compute the outputs for one global batch, as `keras.Model.predict_on_batch`.

@@ -189,7 +189,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         """
         check_names(self.evaluate, _unknown)
         self._ready("evaluate")
-        fit_checks.check_loop(verbose, callbacks)
+        fit_checks.check_loop(self, verbose, callbacks)
         size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
         with pass_source(self, "test", x, y, sample_weight, batch_size=size, steps=steps) as source:
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
@@ -221,7 +221,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         """
         check_names(self.predict, _unknown)
         bring_along(self, "predict")
-        fit_checks.check_loop(verbose, callbacks)
+        fit_checks.check_loop(self, verbose, callbacks)
         fit_checks.check_stateful(self, "predict")
         size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
         with pass_source(self, "predict", x, batch_size=size, steps=steps) as source:

@@ -127,3 +127,10 @@ def test_explanation_on_one_replica_is_an_error_that_says_what_to_do():
         ValueError, match=r"`explain_step` needs a strategy with several replicas.*simulate_devices"
     ):
         made(unisono.Sequential, tf.distribute.get_strategy()).explain_step(X, X[:, :3])
+
+
+def test_explanation_of_a_step_without_targets_asks_for_them():
+    with pytest.raises(
+        ValueError, match=r"`y` is None, but the model was compiled with loss=.*: pass the targets"
+    ):
+        made(unisono.Sequential, helpers.mirrored(2)).explain_step(X)

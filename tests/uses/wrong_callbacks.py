@@ -221,6 +221,13 @@ SETTINGS: dict[str, Use] = {
     "LambdaCallback without arguments": made(
         lambda b: callbacks.LambdaCallback(on_epoch_end=lambda: 0), "`on_epoch_end`", "logs"
     ),
+    **{
+        f"{name} of a number": _given(name, 3, f"`{argument}` of `{name}`", "must be a string, such as", "3")
+        for name, argument in (("CSVLogger", "filename"), ("RemoteMonitor", "root"))
+    },
+    "SwapEMAWeights without averages": made(
+        lambda b: callbacks.SwapEMAWeights(), "`SwapEMAWeights`", "use_ema=True", "use_ema=False"
+    ),
     "CSVLogger of two separators": made(
         lambda b: callbacks.CSVLogger(b.folder / "a.csv", separator="ab"),
         "`separator`",

@@ -46,7 +46,7 @@ class FitArguments:
 
     def __post_init__(self, model: TrainedModel, per_replica_batch_size: int | None) -> None:
         self.batch_size = fit_checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
-        fit_checks.check_fit(self)
+        fit_checks.check_fit(model, self)
         if self.fast_dev_run:
             self.callbacks, self.validation_freq = one_batch_of_everything(self.callbacks), 1
 
