@@ -44,6 +44,9 @@ COMPILE: dict[str, Use] = {
         r"`fit\(\)` needs an optimizer", "optimizer=None", "compile it with", optimizer=None
     ),
     "optimizer misspelt": compiled("`optimizer` 'addam'", "did you mean 'adam'", optimizer="addam"),
+    "optimizer without a name": compiled(
+        "`optimizer` 'lamb'", r"pass an instance, Lamb\(\)", optimizer="lamb"
+    ),
     **(
         {}
         if _keras_takes_classes()
