@@ -25,11 +25,14 @@ _NUMBERS: dict[type, dict[str, dict[str, Any]]] = {
         "min_lr": {"least": 0},
     },
 }
-_MONITORING = (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACKS.ModelCheckpoint)
-# class -> attribute that must be text -> an example
+# class -> attribute that must be text -> what it is, with an example
+_LOG = {"monitor": 'the name of a log, such as "val_loss"'}
 _TEXTS: dict[type, dict[str, str]] = {
-    _CALLBACKS.CSVLogger: {"filename": "log.csv"},
-    _CALLBACKS.RemoteMonitor: {"root": "http://localhost:9000", "path": "/publish/epoch/end/"},
+    **dict.fromkeys(
+        (_CALLBACKS.EarlyStopping, _CALLBACKS.ReduceLROnPlateau, _CALLBACKS.ModelCheckpoint), _LOG
+    ),
+    _CALLBACKS.CSVLogger: {"filename": 'the path of a file, such as "log.csv"'},
+    _CALLBACKS.RemoteMonitor: {"root": 'a URL, such as "http://localhost:9000"', "path": "the path of a URL"},
 }
 
 
@@ -37,11 +40,9 @@ def check_keras_callbacks(callbacks: Iterable[Any], optimizer: Any) -> None:
     """Raise a ValueError or TypeError for an argument of a wrong kind or out of range, or one that the optimizer lacks."""
     for callback in callbacks:
         for kind, texts in _TEXTS.items():
-            for name, example in texts.items() if isinstance(callback, kind) else ():
+            for name, what in texts.items() if isinstance(callback, kind) else ():
                 if not isinstance(text := getattr(callback, name, ""), str):
-                    raise TypeError(
-                        f"`{name}` of `{kind.__name__}` must be a string, such as {example!r}. Received: {show(text)}"
-                    )
+                    raise ValueError(f"`{name}` of `{kind.__name__}` must be {what}. Received: {show(text)}")
         if isinstance(callback, _CALLBACKS.SwapEMAWeights) and not _keeps_averages(optimizer):
             raise ValueError(
                 "`SwapEMAWeights` needs averages of the weights: pass an optimizer with `use_ema=True` to `compile`. "
@@ -52,12 +53,6 @@ def check_keras_callbacks(callbacks: Iterable[Any], optimizer: Any) -> None:
                 for name, limits in ranges.items():
                     if hasattr(callback, name):
                         number(f"{name}` of `{kind.__name__}", getattr(callback, name), **limits)
-        log = getattr(callback, "monitor", "")
-        for kind in _MONITORING:
-            if isinstance(callback, kind) and not isinstance(log, str):
-                raise ValueError(
-                    f'`monitor` of `{kind.__name__}` must be the name of a log, such as "val_loss". Received: {show(log)}'
-                )
         if isinstance(callback, _CALLBACKS.LearningRateScheduler) and hasattr(callback, "schedule"):
             _check_schedule(callback.schedule)
         if isinstance(callback, _CALLBACKS.LambdaCallback):

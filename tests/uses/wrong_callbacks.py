@@ -222,7 +222,7 @@ SETTINGS: dict[str, Use] = {
         lambda b: callbacks.LambdaCallback(on_epoch_end=lambda: 0), "`on_epoch_end`", "logs"
     ),
     **{
-        f"{name} of a number": _given(name, 3, f"`{argument}` of `{name}`", "must be a string, such as", "3")
+        f"{name} of a number": _given(name, 3, f"`{argument}` of `{name}`", "must be .*, such as", "3")
         for name, argument in (("CSVLogger", "filename"), ("RemoteMonitor", "root"))
     },
     "SwapEMAWeights without averages": made(
