@@ -4,6 +4,7 @@ In every `run` of the strategy `keras.ops.take` and `tape.gradient` do the same.
 """
 
 import contextlib
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from ...compat.upstream_places import ShardedVariable
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
-from .updates import colocate_with, on_parameter_servers, shards_of
+from .updates import FIRST_SERVER, colocate_with, on_parameter_servers, shards_of
 
 
 class _DescribedAsWhole(ShardedVariable):
@@ -42,13 +43,17 @@ def describe_as_whole(variable: Any) -> Any:
 def lookup(variable: keras.Variable, indices: Any) -> tf.Tensor | None:
     """Return entries `[*indices.shape, ...]` of a table on parameter servers, gathered there, so that only those are sent.
 
-    `indices` are integers of any shape; negative ones count from the end. None if `variable` is not sharded so.
+    `indices` are integers of any shape, ragged or sparse ones too (where a sparse array has no value, as in Keras, of entry
+    0); negative ones count from the end. None if `variable` is not sharded so.
     """
     value = raw_value(variable)
     if not on_parameter_servers() or (tf.executing_eagerly() and shards_of(variable) is None):
         return None
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(lookup(variable, indices.flat_values))
     shards = shards_of(variable) or [value]
-    indices = tf.convert_to_tensor(indices)
+    sparse = isinstance(indices, tf.SparseTensor)
+    indices = tf.sparse.to_dense(indices, validate_indices=False) if sparse else tf.convert_to_tensor(indices)
     if indices.dtype.is_floating or indices.dtype == tf.bool:
         indices = tf.cast(indices, tf.int32)
     indices = tf.where(indices < 0, indices + tf.cast(variable.shape[0], indices.dtype), indices)
@@ -122,6 +127,15 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
     return replace_creation(value.shape, create)
 
 
+def on_first_server(shape: Any) -> contextlib.AbstractContextManager[Any]:
+    """Create variables of this shape, inside, on the first server and whole, also in the scope of the strategy."""
+    place = types.SimpleNamespace(device=FIRST_SERVER, name=FIRST_SERVER)
+    return replace_creation(
+        shape,
+        lambda initial, make, kwargs: make(**{**kwargs, "initial_value": initial, "colocate_with": place}),
+    )
+
+
 def replace_creation(
     shape: Any, create: Callable[[tf.Tensor, Any, dict[str, Any]], Any]
 ) -> contextlib.AbstractContextManager[Any]:
@@ -137,7 +151,7 @@ def replace_creation(
 
 def _take(original: Any) -> Any:
     def take(x: Any, indices: Any, axis: Any = None) -> Any:
-        if isinstance(x, keras.Variable) and axis == 0 and not isinstance(indices, tf.SparseTensor):
+        if isinstance(x, keras.Variable) and axis == 0:
             rows = None if raw_value(x) is None else lookup(x, indices)
             if rows is not None:
                 return autocast(x, rows)

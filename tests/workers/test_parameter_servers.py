@@ -38,6 +38,13 @@ def test_one_worker_with_split_variables_equals_one_device_bit_for_bit(found):
     assert found["custom_loop"] == [-50, -50, 50]
 
 
+@pytest.mark.parametrize("found", ["composite"], indirect=True)
+def test_ragged_and_sparse_arrays_and_a_fit_in_the_scope_equal_one_device(found):
+    assert (
+        max(found["distances"]) < 1e-5
+    )  # float32, and a part of the table adds up its gradients in its own order
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("found", ["together"], indirect=True)
 def test_two_workers_count_each_step_once_and_report_errors(found):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.graphs import effects, scratch_graph
 from ...compat.tensorflow_private.parameter_servers import mark_scheduled
+from ...distribute.parameter_servers.shards import on_first_server
 from ...distribute.parameter_servers.updates import FIRST_SERVER
 from ...distribute.step_context import StepContext, WeightTotals
 from ...state.trained_model import TrainedModel
@@ -53,8 +54,8 @@ class WorkerSteps(WorkerFunction):
             self.most_steps = self.fixed_steps or max(
                 1, min(MOST_OF_WORKER, _LEDGER_NUMBERS // self._layout.width)
             )
-            with tf.device(FIRST_SERVER):
-                shape = [self.lines, self.most_steps, self._layout.width]
+            shape = [self.lines, self.most_steps, self._layout.width]
+            with self._strategy.scope(), on_first_server(shape):
                 self._ledger = tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name="ledger")
         super().prepare(chunk)
 

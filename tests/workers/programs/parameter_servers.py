@@ -4,6 +4,7 @@
 Each scenario prints one line of JSON with its results, which the test checks.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -66,7 +67,9 @@ class Cluster:
 
 
 SCENARIO, OUT = sys.argv[1:3]
-cluster = Cluster(workers=1, servers=2) if SCENARIO == "alone" else Cluster(workers=2, servers=1)
+cluster = (
+    Cluster(workers=1, servers=2) if SCENARIO in ("alone", "composite") else Cluster(workers=2, servers=1)
+)
 
 import keras
 import numpy as np
@@ -238,6 +241,45 @@ def alone():
         coordinator.schedule(step, args=(iterator,))
     coordinator.join()
     FOUND["custom_loop"] = [*weight.numpy().tolist(), int(optimizer.iterations.numpy())]
+
+
+def recommender():
+    """Lookups by ragged and by sparse numbers in one table, and a `Dense` layer of sparse features."""
+    keras.utils.set_random_seed(1)
+    history = keras.Input((None,), ragged=True, dtype="int64", name="history")
+    tags = keras.Input((4,), sparse=True, dtype="int64", name="tags")
+    features = keras.Input((6,), sparse=True, name="features")
+    table, pool = keras.layers.Embedding(50, 4), keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))
+    pooled = keras.layers.Add()([pool(table(history)), pool(table(tags)), keras.layers.Dense(4)(features)])
+    model = unisono.Model([history, tags, features], keras.layers.Dense(1)(pooled))
+    model.compile(unisono.optimizers.Adam(1e-2), "mse", metrics=["mae"])
+    return model
+
+
+def composite():
+    """Ragged and sparse arrays, with variables in three parts; `fit` is called in the scope."""
+    thirds = tf.distribute.experimental.partitioners.FixedShardsPartitioner(3)
+    strategy = ParameterServerStrategy(variable_partitioner=thirds)
+    lengths = RNG.integers(0, 5, 48)
+    x = {
+        "history": tf.RaggedTensor.from_row_lengths(RNG.integers(-50, 50, lengths.sum()), lengths),
+        "tags": tf.sparse.from_dense((RNG.random((48, 4)) < 0.5) * RNG.integers(1, 50, (48, 4))),
+        "features": tf.sparse.from_dense(
+            (RNG.random((48, 6)) < 0.5) * RNG.normal(size=(48, 6)).astype("float32")
+        ),
+    }
+    data = tf.data.Dataset.from_tensor_slices((x, RNG.normal(size=(48, 1)).astype("float32"))).batch(16)
+    models, results = [], []
+    for scope in (strategy.scope, contextlib.nullcontext):
+        with scope():
+            models.append(recommender())
+            history = models[-1].fit(data, epochs=2, verbose=0).history
+            results.append([history, models[-1].evaluate(data, verbose=0)])
+            results[-1].append(np.ravel(models[-1].predict(data, verbose=0)).tolist())
+    found = [
+        np.array([*history["loss"], *history["mae"], *rest, *outputs]) for history, rest, outputs in results
+    ]
+    FOUND["distances"] = [distance(*models), float(np.abs(found[0] - found[1]).max())]
 
 
 def scope_of_halves(strategy):
