@@ -5,21 +5,25 @@ from collections.abc import Callable
 
 
 class Ticker:
-    """Owns a thread that calls `tick()` every `pause` seconds, until that returns False or `stop` is called."""
+    """Owns a thread that calls `tick()` every `pause` seconds, until that returns False or `stop` is called.
+
+    The thread is made when it starts: a child process, from Python 3.13, cannot start one that was made before the fork.
+    """
 
     def __init__(self, name: str, tick: Callable[[], bool], pause: float) -> None:
-        self._tick, self._pause = tick, pause
+        self._name, self._tick, self._pause = f"unisono-{name}", tick, pause
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"unisono-{name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float = 0.0) -> None:
         """End the thread after its current tick, and wait at most `seconds` for that."""
         self._ended.set()
-        if seconds:
+        if seconds and self._thread is not None:
             self._thread.join(seconds)
 
     def _run(self) -> None:
