@@ -76,7 +76,7 @@ def _warn_of_mixed_models() -> None:
     models = sorted({str(each.get("device_name", "")) for each in gpu_details()})
     if len(models) > 1:
         warnings.warn(
-            f"The GPUs are of different models ({', '.join(models)}): every step waits for the slowest; choose those of one "
+            f"The GPUs are different models ({', '.join(models)}), so every step waits for the slowest: select GPUs of one "
             "model with CUDA_VISIBLE_DEVICES.",
             stacklevel=3,
         )

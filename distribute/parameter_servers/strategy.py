@@ -69,7 +69,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         if backup_workers is not None:
             raise ValueError(
                 "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or "
-                f"limit how far workers are apart with `max_staleness`. Received: backup_workers={show(backup_workers)}"
+                f"limit how far apart workers may be with `max_staleness`. Received: backup_workers={show(backup_workers)}"
             )
         whole_number("max_staleness", max_staleness, optional=True)
         number("timeout", timeout, above=0, finite=False, optional=True)
