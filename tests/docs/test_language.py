@@ -175,6 +175,17 @@ def test_page_repeats_a_noun(page):
     assert found == []
 
 
+@pytest.mark.parametrize("package", ["trainer", "callbacks", "distribute"])
+def test_messages_repeat_a_noun(package):
+    found = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        docstrings = {id(each.value) for each in nodes if isinstance(each, ast.Expr)}
+        texts = [each for each in nodes if isinstance(each, ast.Constant) and id(each) not in docstrings]
+        found += [each.value for each in texts if STANDS_FOR_A_NOUN.search(str(each.value))]
+    assert found == []
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_package_uses_the_terms_of_the_field(package):
     paths = [path for path in sorted((ROOT / package).glob("**/*.py")) if path != pathlib.Path(__file__)]
