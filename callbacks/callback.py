@@ -54,7 +54,7 @@ class Callback(keras.callbacks.Callback):
         """
 
     def on_fit_exit(self) -> None:
-        """Release what the callback holds: `fit` ends, perhaps by an error."""
+        """Release what the callback holds when `fit` ends, even with an error."""
 
     def get_state(self) -> Any:
         """Return the state for backups: numbers, strings, arrays, and lists and dicts of these. None: there is none."""

@@ -95,7 +95,7 @@ def check_launched_alone(callbacks: Iterable[Any], strategy: tf.distribute.Strat
     writing = [type(each).__name__ for each in callbacks if _outputs_of(each)]
     if writing and not place.addresses:
         raise ClusterError(
-            f"`callbacks` save one model of several, or overwrite each other's files ({', '.join(writing)}): {place}"
+            f"`callbacks` of several processes would overwrite each other's files ({', '.join(writing)}): {place}"
         )
     warnings.warn(str(place), stacklevel=2)
 

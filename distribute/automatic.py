@@ -21,7 +21,7 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
 
     | found | strategy |
     |---|---|
-    | a distribution that `keras.distribution.set_distribution` has set | that of `strategy_of` |
+    | a distribution that `keras.distribution.set_distribution` has set | the one that `strategy_of` returns |
     | TF_CONFIG with parameter servers | `ParameterServerStrategy` (in the coordinator) |
     | TF_CONFIG, or a launcher's variables, with several workers | `MultiWorkerMirroredStrategy` |
     | a TPU (TPU_NAME, or Cloud TPU's own variables) | `TPUStrategy` |
@@ -29,8 +29,8 @@ def auto_strategy(communication_options: Any = None) -> tf.distribute.Strategy:
     | one GPU, or none | `OneDeviceStrategy` |
 
     Call it once, before TensorFlow's devices are used. Where a launcher (Slurm, MPI, torchrun, Kubernetes) started
-    this process as one of several, all meet at the address of process 0, which sets TF_CONFIG. A worker without GPUs
-    creates UNISONO_REPLICAS_PER_WORKER CPU devices.
+    this process as one of several, all processes meet at the address of process 0, and TF_CONFIG is set. A worker
+    without GPUs creates UNISONO_REPLICAS_PER_WORKER CPU devices.
 
     Args:
         communication_options: `tf.distribute.experimental.CommunicationOptions`, for several workers.
@@ -76,7 +76,7 @@ def _warn_of_mixed_models() -> None:
     models = sorted({str(each.get("device_name", "")) for each in gpu_details()})
     if len(models) > 1:
         warnings.warn(
-            f"The GPUs are of different models ({', '.join(models)}): every step waits for the slowest; choose those of one "
+            f"The GPUs are different models ({', '.join(models)}), so every step waits for the slowest: select GPUs of one "
             "model with CUDA_VISIBLE_DEVICES.",
             stacklevel=3,
         )

@@ -42,7 +42,7 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
 
     Args:
         distribution: `keras.distribution.DataParallel` or `keras.distribution.ModelParallel`, over CPUs or GPUs of this
-            process, or over all those of a cluster. A `DeviceMesh` without `devices` has all of them.
+            process, or over all devices of a cluster. A `DeviceMesh` without `devices` contains all of these.
 
     Returns:
         The same strategy at each call: a `tf.distribute.MirroredStrategy` over the devices of the mesh, a
@@ -51,7 +51,7 @@ def strategy_of(distribution: Any) -> tf.distribute.Strategy:
     Raises:
         TypeError: `distribution` is not one of these distributions.
         ValueError: a device does not exist, or is in the mesh twice.
-        ClusterError: the devices of the mesh are not those of the cluster, or there are parameter servers.
+        ClusterError: the mesh does not have exactly the devices of the cluster, or there are parameter servers.
 
     Examples:
         >>> distribution = keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])

@@ -46,7 +46,8 @@ def global_mean(
 
     Args:
         values: float tensor (samples, ...) of this replica; usually one loss for each sample (`reduction="none"`).
-        sample_weight: tensor whose shape is a prefix of that of `values` ((samples,) is usual) or broadcasts to it, or None.
+        sample_weight: tensor whose shape is a prefix of the shape of `values` ((samples,) is usual) or broadcasts to
+            it, or None.
         reduction: defines n_r. `"sum_over_batch_size"`, the default of every Keras loss: the number of values, so that
             weights change the size of the mean. `"mean_with_sample_weight"`: the sum of the weights.
 

@@ -77,7 +77,7 @@ def _store_path(name: str, text: str, scheme: str, slash: str) -> Any:
         ) from None
     except ValueError:
         raise ValueError(
-            f"`{name}` has the scheme {scheme}://, which fsspec does not know: use that of a store, such as s3://, or a "
+            f"`{name}` has the scheme {scheme}://, which fsspec does not know: use one of a store, such as s3://, or a "
             f"local path. Received: {show(text)}"
         ) from None
 

@@ -263,14 +263,14 @@ def clone_model(model: keras.Model, *args: Any, **kwargs: Any) -> Model:
 def synchronize_batch_norm(model: keras.layers.Layer) -> list[str]:
     """Let every `BatchNormalization` of a model normalize with the whole batch, as on one device.
 
-    In each layer two sums for each channel are all-reduced, forward and backward. A saved model stays a plain Keras model.
+    Each layer all-reduces two sums for each channel, forward and backward. A saved model stays a plain Keras model.
     What `fit` has traced is traced again; create the `tf.function` of a custom loop after the call.
 
     Args:
-        model: of any kind, the one that is trained. Layers that it creates later, such as in `build`, are not changed.
+        model: the model that you train, of any kind. Layers that it creates later, such as in `build`, are not changed.
 
     Returns:
-        The names of the layers, with those that were synchronized before.
+        The names of the layers, including any that were synchronized before.
 
     Examples:
         >>> model = unisono.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="norm")])

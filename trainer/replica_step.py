@@ -56,16 +56,16 @@ def replica_step(fn: Function) -> Function:
     The function is a single-device program: traced once, for the samples of all replicas, and partitioned. On any number of
     replicas with any numbers of samples:
 
-    - A number that it computes is that of the global batch. The result of `strategy.run` on each replica is its share: the
+    - A number that it computes covers the global batch. The result of `strategy.run` on each replica is its share: the
         sum of the shares is the number. Tensors with the samples of the batch stay on the replicas of these samples.
     - `strategy.num_replicas_in_sync` is 1 in it; `unisono.distribute.gather` and all-reduces are the identity.
-    - Dropout and noise differ between replicas, and depend on the seed alone.
+    - Dropout and noise differ between replicas, and depend only on the seed.
     - `BatchNormalization` uses the samples of the replica, unless it is `synchronized`, and keeps one state.
     - Layers may be called for the first time.
     - With a loss scale, a skipped step has no side effects.
     - On parameter servers every scheduled step counts once in metrics and states, and no two draw the same random numbers.
 
-    A function that cannot be partitioned runs on one replica, with a warning with the reason.
+    If a function cannot be partitioned, one replica runs it, and a warning says why.
 
     Args:
         fn: takes this replica's samples: tensors `(samples, ...)` or nests of them, with the same number of samples, and

@@ -41,8 +41,8 @@ class BackupAndRestore(CustomLoopSupport):
 
     Args:
         directory: the folder for backups, created if missing, or a URL of a store such as "s3://bucket/run". Use a
-            separate one for each run, as one that another running process uses is rejected. All workers must see it.
-            The chief writes the backups, the other workers their own shards.
+            separate folder for each run: one that another running process uses raises an error. All workers must see
+            it. The chief writes the backups, the other workers their own shards.
         save_freq: "epoch"; an int, to save every that many steps; seconds as a float, a `datetime.timedelta` or a string
             such as "30s" or "10min"; or False, to save only before preemption.
         keep: int; number of backups to keep. The newest good one is used; the others are there in case it is damaged.

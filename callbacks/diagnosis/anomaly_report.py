@@ -31,9 +31,9 @@ class AnomalyReport(CustomLoopSupport, StepHook):
 
     The step is skipped before it changes anything, so the model keeps the state of the step before. The step then
     runs once more, eagerly, on the same batch, which shows the first layer whose output or gradient is not finite.
-    Every batch is copied once, and gradients are read once more: use it to find an anomaly, not in every run. Under
-    a dynamic loss scale gradients that overflow are normal and not reported. With parameter servers the report names the
-    gradients, and the step in the order of updates, but neither the layer nor the batch.
+    The callback copies every batch once and reads gradients once more, so use it to find an anomaly, not in every run.
+    Under a dynamic loss scale, gradients that overflow are normal, and are not reported. With parameter servers, the
+    report names the gradients, and the step in the order of updates, but neither the layer nor the batch.
 
     Args:
         path: a JSON file for the report; None: only the warning and `report`.

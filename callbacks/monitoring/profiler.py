@@ -28,14 +28,14 @@ class Profiler(CustomLoopSupport):
 
     All workers begin and end after the same steps. Each writes its part to
     `log_dir/plugins/profile/<time>/worker-<number>.xplane.pb`; where workers share no directory, copy these into one.
-    Of several workers without GPUs only worker 0 is profiled, and opens its port: TensorFlow can crash another one (see the
+    Without GPUs, only worker 0 is profiled and opens its port, because TensorFlow can crash any other worker (see the
     guide to several machines).
 
     It owns the profiling session from its first step to its last, and the server for profiles on demand. Only one of
     this callback and the traces of `keras.callbacks.TensorBoard(profile_batch=...)` can run at a time.
 
     Args:
-        log_dir: directory; the one that TensorBoard is started with.
+        log_dir: the directory with which you start TensorBoard.
         steps: (first, last), both included and counted from 1 over the whole run; None: only on demand.
         port: int or None; with a port, worker `i` listens at `port + i` while `fit` runs, and
             `python -m unisono profile --service HOST:PORT,...` captures a profile. TensorFlow always opens the port on

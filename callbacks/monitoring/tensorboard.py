@@ -28,10 +28,10 @@ class _Count(StepHook):
 
 
 class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
-    """Writes logs, histograms, graphs and profiles for TensorBoard. The arguments are those of Keras' callback.
+    """Writes logs, histograms, graphs and profiles for TensorBoard. It takes the arguments of Keras' callback.
 
-    With `update_freq="batch"` or a number of steps, `tf.summary` calls inside layers, losses and custom steps are written
-    too: at the number of their step (1 for the first), once, whatever the number of replicas and workers. Steps are
+    With `update_freq="batch"` or a number of steps, it also writes `tf.summary` calls inside layers, losses and custom
+    steps: each once, at the number of its step (1 for the first), with any number of replicas and workers. Steps are
     counted over all epochs, and a resumed run continues the count. On parameter servers, calls inside steps are not
     written: the coordinator has the file, and the steps run elsewhere.
 
@@ -152,7 +152,7 @@ class TensorBoard(CustomLoopSupport, keras.callbacks.TensorBoard):
         self._enter("test", private.validation_writer(self))
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count the steps of a custom loop; those of our loops count themselves."""
+        """Count the steps of a custom loop; our own loops count theirs."""
         if "test" in self._counters and not getattr(self.model, "_evaluating", False):
             self._counters["test"].assign_add(1)
 

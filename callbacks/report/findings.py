@@ -142,7 +142,7 @@ def describe_comparison(runs: Sequence[Run]) -> list[str]:
         return []
     ahead = f"{number(second - best)} lower than" if second > best else "as low as"
     return [
-        f"{runs[0].name} has the lowest {name}: {number(best)} in epoch {epoch:,.0f}, {ahead} that of {runs[1].name}."
+        f"{runs[0].name} has the lowest {name}: {number(best)} in epoch {epoch:,.0f}, {ahead} in {runs[1].name}."
     ]
 
 

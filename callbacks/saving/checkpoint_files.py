@@ -37,7 +37,7 @@ def write_checkpoint(path: Path, write: Callable[[Path], object]) -> str:
 
 
 def verify_checkpoint(path: Any) -> bool | None:
-    """Return whether `path` has the bytes that `ModelCheckpoint` wrote; None where it carries no checksum.
+    """Return whether `path` has the bytes that `ModelCheckpoint` wrote; None if it carries no checksum.
 
     The result is False for a `.keras` or `.h5` file whose end is missing, whoever wrote it.
 

@@ -37,8 +37,8 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
     - a file is written under another name, flushed to disk and renamed, so that it is complete or absent; it
       carries its checksum (`verify_checkpoint`), and nothing else is left in the folder;
     - `keep_best` and `keep_last` remove its other files in its present folder; a file that meets either condition is kept;
-    - with an int `save_freq` the count is exact, however many steps run in one compiled call, and across epochs; it may be
-      a time too, which is checked whenever a compiled call ends (about every 0.1 s), by one clock for all workers;
+    - with an int `save_freq` the count is exact, however many steps run in one compiled call, and across epochs; it may
+      also be a time, which is checked whenever a compiled call ends (about every 0.1 s), by one clock for all workers;
     - the best value, the counts and the list of files are part of a backup, so a resumed run remembers them;
     - a file of that name that no `ModelCheckpoint` wrote is not overwritten but renamed to `NAME.old`, with a warning;
     - with several workers only the chief writes.
@@ -52,9 +52,10 @@ class ModelCheckpoint(CustomLoopSupport, keras.callbacks.ModelCheckpoint):
         save_weights_only: save `.weights.h5` and not the whole `.keras`.
         mode: "min", "max", or "auto": by the name of the metric.
         save_freq: "epoch"; an int, to save every that many steps; or seconds as a float, a `datetime.timedelta` or a string
-            such as "30s" or "10min", counted since the last save. The time that a killed run had waited counts too.
+            such as "30s" or "10min", counted since the last save. The time that a killed run had waited also counts.
         initial_value_threshold: float or None; the value that the first save must beat.
-        keep_best: int or None; keep the k files of this run with the best values. Without `keep_last`, no other is written.
+        keep_best: int or None; keep the k files of this run with the best values. Without `keep_last`, no other file is
+            written.
         keep_last: int or None; keep the n newest.
 
     Raises:

@@ -52,7 +52,7 @@ def choose(problem: Problem) -> Choice:
     if problem.asked:
         return Choice(BLOCKS, "`flash_attention=True`")
     if problem.on_gpu:
-        return Choice(PLAIN, "blocks are not measured on GPUs yet, `flash_attention=True` takes them")
+        return Choice(PLAIN, "blocks are not measured on GPUs yet; `flash_attention=True` selects them")
     tokens = min(problem.queries or 0, problem.keys or 0)
     if tokens < FEWEST_TOKENS:
         return Choice(PLAIN, f"{tokens} tokens are fewer than {FEWEST_TOKENS}")

@@ -70,7 +70,7 @@ def _find_wrong_shapes(q: Any, k: Any, v: Any, mask: Any) -> str | None:
     if mask is None:
         return None
     if mask.dtype != tf.bool or mask.shape.rank is None or mask.shape.rank > 4:
-        return "its mask is no boolean tensor with at most four axes"
+        return "its mask is not a boolean tensor of at most four axes"
     fits = (extent in (1, whole) for extent, whole in zip(mask.shape[::-1], (keys, queries, heads)))
     return None if all(fits) else f"the shape {mask.shape} of its mask does not fit"
 

@@ -65,7 +65,7 @@ class MemoryPlan:
 def memory_plans(
     model: ModelMemory, memory_bytes: float, global_batch_size: int, replicas: int = 1
 ) -> list[MemoryPlan]:
-    """List each `MemoryPlan` with which a model fits devices of this size, those with the smallest changes first.
+    """List each `MemoryPlan` with which a model fits devices of this size, beginning with the smallest changes.
 
     Sharded state and accumulation come first, because they keep every number. Half precision changes numbers within its
     rounding, and a pipeline leaves devices idle. The first is plain data parallelism; if it does not fit, the minimal setups

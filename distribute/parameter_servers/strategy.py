@@ -18,14 +18,14 @@ _pools: weakref.WeakKeyDictionary[Any, WorkerPool] = weakref.WeakKeyDictionary()
 
 
 class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` that first checks its cluster, and limits how far workers are apart.
+    """`tf.distribute.ParameterServerStrategy` that first checks its cluster, and limits how far apart workers may be.
 
     Args:
         cluster_resolver: describes the cluster. None: TF_CONFIG does.
         variable_partitioner: as in TensorFlow: shards large variables over servers by their first axis.
         max_staleness: int or None; no worker runs more than this many steps ahead of the slowest. None: no bound.
         backup_workers: removed.
-        timeout: float; seconds after which a lost cluster is an error. None: the launcher's value, else 60.
+        timeout: float; seconds after which a lost cluster raises an error. None: the launcher's value, else 60.
 
     Raises:
         ValueError: the cluster or an argument is wrong. Training raises a `ParameterServerError` if it loses a server.
@@ -69,7 +69,7 @@ class ParameterServerStrategy(tf.distribute.experimental.ParameterServerStrategy
         if backup_workers is not None:
             raise ValueError(
                 "`backup_workers` was removed: train synchronously with tf.distribute.MultiWorkerMirroredStrategy, or "
-                f"limit how far workers are apart with `max_staleness`. Received: backup_workers={show(backup_workers)}"
+                f"limit how far apart workers may be with `max_staleness`. Received: backup_workers={show(backup_workers)}"
             )
         whole_number("max_staleness", max_staleness, optional=True)
         number("timeout", timeout, above=0, finite=False, optional=True)

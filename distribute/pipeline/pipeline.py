@@ -45,12 +45,12 @@ class Pipeline:
         cost: the cost for "auto": "estimated", from the operations in the graph; "measured", from a short run of each
             layer on the first device.
         rematerialize: bool; keep only the tensors at the cuts, and rerun a stage's forward pass before its backward
-            pass. Less memory, about a third more computation, the same numbers.
+            pass. It needs less memory and about a third more computation, and gives the same numbers.
         memory_limit: maximum bytes of a stage (estimated), or None.
-        replicas: int; R, copies of the pipeline, each of which trains on its part of the samples.
+        replicas: int; R, the number of copies of the pipeline; each trains on its part of the samples.
 
     Attributes:
-        devices: the full name of each device, those of the first replica's stages first.
+        devices: the full name of each device, beginning with the stages of the first replica.
         stages: int; K, the number of stages.
         sharded: str or None; the level of `unisono.distribute.sharded`.
 

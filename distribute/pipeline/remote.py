@@ -33,7 +33,7 @@ def connect(addresses: Sequence[str] | None = None, timeout: float | None = None
 
     Args:
         addresses: "host:port" of each serving process (`python -m unisono.distribute.server`), stage 1's first;
-            None: those from the launcher.
+            None: the addresses from the launcher.
         timeout: seconds to wait for all of them together, and later seconds without an answer after which a process
             is lost; None: UNISONO_TIMEOUT, or 60.
 

@@ -39,8 +39,8 @@ _levels: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
     """Shard the training state over the replicas of a strategy; the results stay the same.
 
-    Bytes for each float32 parameter of Adam with N replicas, on each of them: 16 without, `4 + 12 / N` with the level
-    "optimizer", `16 / N` with "weights", and the transient full-size tensors.
+    With Adam and N replicas, a float32 parameter takes 16 bytes on each replica without sharding, `4 + 12 / N` with the
+    level "optimizer", and `16 / N` with "weights", where transient full-size tensors are added.
     `docs/guides/sharded-state.md` describes the communication, and when each level pays.
 
     Args:
@@ -58,8 +58,8 @@ def sharded(strategy: Strategy, level: str = "optimizer") -> Strategy:
 
     Raises:
         TypeError: `strategy` is not one of these strategies.
-        ValueError: `level` is not a level, or differs from that of the
-            strategy, or is not for a Pipeline, or variables that it would shard exist already.
+        ValueError: `level` is not a level, or differs from the level that the strategy has, or is not for a Pipeline,
+            or variables that it would shard exist already.
 
     Context: host, before the optimizer is built; with "weights" before the model is.
 

@@ -102,7 +102,7 @@ def read_cluster(environ: Mapping[str, str] | None = None) -> Cluster | None:
         return None
     if "sparseCluster" in config:
         raise _wrong(
-            "has a 'sparseCluster', which names this worker alone: set enableDynamicWorker of the TFJob to false",
+            "has a 'sparseCluster', which names only this worker: set enableDynamicWorker of the TFJob to false",
             text,
         )
     if not config.get("cluster"):

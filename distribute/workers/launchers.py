@@ -130,7 +130,7 @@ def list_launchers(environ: Environ) -> list[Launcher]:
 def register_launcher(
     name: str, rank: Column, size: Column, host: Column = "", *, level: str = "process", job: str = ""
 ) -> None:
-    """Add a launcher to those whose processes `auto_strategy()` joins, or replace the one of this name.
+    """Add a launcher whose processes `auto_strategy()` joins, or replace the launcher of this name.
 
     Call it before `auto_strategy()`, in every process. A column is the name of an environment variable, or a function that
     gets all variables and returns a str: "" where the launcher did not start this process.

@@ -125,7 +125,7 @@ def test_master_of_older_operators_is_the_chief(monkeypatch):
 def test_sparse_cluster_of_a_tfjob_is_refused_in_its_own_words():
     given = {"sparseCluster": {"worker": {"0": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}
     with pytest.raises(
-        ClusterError, match="'sparseCluster', which names this worker alone: set enableDynamicWorker"
+        ClusterError, match="'sparseCluster', which names only this worker: set enableDynamicWorker"
     ):
         read_cluster({"TF_CONFIG": json.dumps(given)})
 

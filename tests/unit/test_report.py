@@ -409,10 +409,10 @@ def test_compared_reports_stand_best_first(tmp_path):
     text = page.read_text()
     rows = text.split("<h2>Different settings</h2>")[0]
     assert re.findall("</i>(.)</td>", rows) == ["c", "a", "d", "b"]
-    assert "c has the lowest val_loss: 1 in epoch 1, 1 lower than that of a." in rows
+    assert "c has the lowest val_loss: 1 in epoch 1, 1 lower than in a." in rows
     write(tmp_path / "e" / "report.jsonl", [LINES[0], epoch(0, loss=0.5)])  # has no validation
     page = callbacks.compare_reports([str(tmp_path / name) for name in "ae"], tmp_path / "new" / "page.html")
-    assert "e has the lowest loss: 0.5 in epoch 1, 8.5 lower than that of a." in page.read_text()
+    assert "e has the lowest loss: 0.5 in epoch 1, 8.5 lower than in a." in page.read_text()
     other = {**LINES[0], "configuration": {**FACTS["configuration"], "loss": "mae"}}
     write(tmp_path / "c" / "report.jsonl", losses(1.0, facts=other))
     rows = callbacks.compare_reports([tmp_path / "a", tmp_path / "c"]).read_text()

@@ -146,4 +146,4 @@ def test_comparison_says_nothing_of_runs_without_a_finite_loss():
     assert findings.sort_runs(runs[::-1])[0] is runs[0]
     assert findings.describe_comparison(runs) == []
     equal = findings.describe_comparison([runs[0], run_of([1.0])])
-    assert equal == ["r has the lowest loss: 1 in epoch 1, as low as that of r."]
+    assert equal == ["r has the lowest loss: 1 in epoch 1, as low as in r."]

@@ -189,7 +189,7 @@ class PipelineState:
         wrong = (began.keys() ^ self._variables.keys()) - self._generators.keys()
         if wrong:
             raise ValueError(
-                "x is a tf.data pipeline whose random generators differ from those of the first run "
+                "x is a tf.data pipeline whose random generators have changed since the first run "
                 f"({', '.join(sorted(name.removeprefix('began ') for name in wrong))}); resume with that pipeline."
             )
         for name, saved in began.items():

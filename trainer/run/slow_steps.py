@@ -104,8 +104,8 @@ def single_steps_text(callback: Any, outside: float, whole: float) -> str:
             "their arguments"
         )
     return (
-        f"`{hook}` runs after every step, so each step is a compiled call of its own: {1e3 * outside:.3g} of "
-        f"{1e3 * whole:.3g} ms are the call and the callbacks. To call it less often, {advice}."
+        f"`{hook}` runs after every step, so each step is a separate compiled call: the call and the callbacks take "
+        f"{1e3 * outside:.3g} of {1e3 * whole:.3g} ms. To call it less often, {advice}."
     )
 
 

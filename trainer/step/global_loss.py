@@ -31,8 +31,8 @@ def rowwise(fn: Any) -> Any:
     Other training does not need it.
 
     Args:
-        fn: a function `fn(y_true, y_pred)` whose result has one entry (or one per position) for each sample and depends on
-            that sample alone; or a `keras.Loss` or `keras.Metric` instance or class with the same property.
+        fn: a function `fn(y_true, y_pred)` whose result has one entry (or one per position) for each sample, which
+            depends only on that sample; or a `keras.Loss` or `keras.Metric` instance or class with the same property.
 
     Returns:
         `fn` itself.

@@ -46,5 +46,5 @@ def describe_unsupported(path: str, spec: Any) -> str | None:
             return None
         return f"only inputs with one ragged dimension are partitioned, and `{path}` has {spec.ragged_rank}"
     if not isinstance(spec, tf.TensorSpec | None):
-        return f"inputs that are no tensors are not partitioned, so make `{path}` one"
+        return f"inputs that are not tensors are not partitioned, so make `{path}` one"
     return None

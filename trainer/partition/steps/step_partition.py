@@ -128,10 +128,10 @@ class StepPartition:
 
 
 _RESULTS = {  # by what is known of Python code in the graph
-    False: "The result is that of a single device",
-    True: "The result is that of a single device if the Python code that it runs writes no variables",
-    None: "It was not traced to its end: the result is that of a single device if it runs no Python code that "
-    "writes variables",
+    False: "The result is the same as on a single device",
+    True: "The result is the same as on a single device if the Python code that it runs writes no variables",
+    None: "It was not traced to its end: the result is the same as on a single device if it runs no Python code "
+    "that writes variables",
 }
 
 

@@ -172,7 +172,7 @@ class _State:
         """Return the stand-in for a sharded weight."""
         if id(value) not in self._whole:
             raise WrongUse(
-                f"A step that runs on one replica uses {value.name}, optimizer state of which each replica has a shard: "
+                f"A step that runs on one replica uses {value.name}, optimizer state that is sharded over all replicas: "
                 "create the optimizer without `unisono.distribute.sharded`, or make the step partitionable."
             )
         return self._whole[id(value)]

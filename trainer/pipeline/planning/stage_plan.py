@@ -125,7 +125,7 @@ class Plan:
                 raise ValueError(
                     f"BatchNormalization {layer.name!r} has synchronized=True, but a Pipeline with micro_batches="
                     f"{pipeline.micro_batches} and replicas={pipeline.replicas} normalizes with the statistics of a "
-                    "micro-batch: use synchronized=False for those, or layers.LayerNormalization or GroupNormalization"
+                    "micro-batch: use synchronized=False there, or layers.LayerNormalization or GroupNormalization"
                 )
 
     def summary(self) -> str:

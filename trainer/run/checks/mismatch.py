@@ -149,7 +149,7 @@ def _about_y(model: TrainedModel, y: Any, outputs: Any, made: str, error: Except
     names = output_names(model)
     if isinstance(model.loss, dict) and names and set(names) != set(model.loss):
         return (
-            f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but those of the model are "
+            f"`loss` names the outputs {', '.join(map(repr, model.loss))}, but the model has the outputs "
             f"{', '.join(map(repr, names))}: pass a loss, or None, for each ({reason})."
         )
     if sentence := _about_missing(model, y, made):
