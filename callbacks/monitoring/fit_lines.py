@@ -29,9 +29,11 @@ class FitLines:
         self._apart, self._said = _batch_norms(model), set[str]()
 
     def first(self) -> str:
-        """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
+        """Return strategy, devices, trained and all parameters, global batch, precision, backend, and backups."""
         model, state = self._model, self._state
-        parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
+        trained, every = sum(math.prod(each.shape) for each in model.trainable_weights), model.count_params()
+        size = f"{short_number(trained)}{f' of {short_number(every)}' * (every > trained)} parameters"
+        parts = [f"Training on {_place(model, state)}", size, _batch(model, state), model.dtype_policy.name]
         parts += [self._backend, *_backups(state), *self.take_late()]
         return _wrap_parts([part for part in parts if part])
 
