@@ -31,8 +31,8 @@ class FitLines:
     def first(self) -> str:
         """Return strategy, devices, trained and all parameters, global batch, precision, backend, and backups."""
         model, state = self._model, self._state
-        trained, every = sum(math.prod(each.shape) for each in model.trainable_weights), model.count_params()
-        size = f"{short_number(trained)}{f' of {short_number(every)}' * (every > trained)} parameters"
+        counts = [sum(math.prod(w.shape) for w in each) for each in (model.trainable_weights, model.weights)]
+        size = f"{' of '.join(dict.fromkeys(map(short_number, counts)))} parameters"
         parts = [f"Training on {_place(model, state)}", size, _batch(model, state), model.dtype_policy.name]
         parts += [self._backend, *_backups(state), *self.take_late()]
         return _wrap_parts([part for part in parts if part])

@@ -57,6 +57,25 @@ def test_first_line_says_how_many_of_the_parameters_are_trained(capsys):
     assert first == "Training on CPU:0, 2001 of 10k parameters, batch 8, float32, eager steps"
 
 
+def test_first_line_of_a_model_that_is_never_called_counts_its_parameters(capsys):
+    class Around(unisono.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self.inner(data[0]) - data[1]))
+            weights = self.inner.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    model = Around(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    model.compile("sgd", run_eagerly=True)
+    first = lines(capsys, model, X, Y, epochs=1)[0]
+    assert first.startswith("Training on CPU:0, 4 parameters, batch 8, ")
+
+
 def test_first_line_of_a_mesh_says_how_its_first_axis_divides_the_batch(capsys):
     strategy = strategy_for((2, 2), {".*up/kernel": (None, "model")})
     model = model_of(strategy, [keras.layers.Dense(4, name="up")])
