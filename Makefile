@@ -107,11 +107,11 @@ notebooks: $(BIN)/unisono-dev.stamp
 	$(call INSTALL,-e ".[dev$(comma)tools]")
 	$(BIN)/python .ci/notebooks.py
 
-# The picture of a run that is killed and resumed: docs/assets/resume.svg.
+# The terminal of a run that is killed and resumed, docs/assets/resume.svg, and of its second epoch, progress.svg.
 terminal: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/terminal.py
 
-# How a batch and a layer are divided: docs/assets/batch.svg and tensor.svg.
+# How a batch and a layer are divided, and the logo: docs/assets/batch.svg, tensor.svg and logo.svg.
 drawings: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/drawings.py
 

@@ -1,4 +1,4 @@
-"""Draw how a batch is divided and how a layer is: `make drawings` writes docs/assets/batch.svg and tensor.svg."""
+"""Draw how a batch and a layer are divided, and the logo: `make drawings` writes batch.svg, tensor.svg and logo.svg."""
 
 from __future__ import annotations
 
@@ -125,7 +125,18 @@ def draw_tensor() -> Drawing:
     return drawing
 
 
-PICTURES = {"batch.svg": draw_batch, "tensor.svg": draw_tensor}
+def draw_logo() -> str:
+    """Draw three waves that become one note, in white on the colour of the site's header."""
+    waves = "".join(f'<path d="M7 {y}c3 6 8 6 11 0s8 -6 11 0S36 47 44 47"/>' for y in (19, 31, 43))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" width="96" height="96" role="img" '
+        'aria-label="Unisono">\n<rect width="64" height="64" rx="12" fill="#4051b5"/>\n'
+        f'<g fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round">{waves}<path d="M53 45V12"/></g>\n'
+        '<ellipse cx="46" cy="47" rx="8.5" ry="6.5" fill="#fff" transform="rotate(-20 46 47)"/>\n</svg>\n'
+    )
+
+
+PICTURES = {"batch.svg": draw_batch, "logo.svg": draw_logo, "tensor.svg": draw_tensor}
 
 
 def main() -> None:
