@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "examples" / "training_reports.py"
 PICTURE = ROOT / "docs" / "assets" / "report.png"
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WIDTH, HEIGHT, SCALE, COLORS = 1100, 1900, 1.5, 48
+WIDTH, HEIGHT, SCALE, COLORS = 1100, 1900, 1.5, 128
 HEADING = re.compile(r"<h2>([^<{]+\?)</h2>")
 
 

@@ -38,6 +38,7 @@ _PROGRAM = re.compile(r"^\[(examples/\w+\.py)\]\(\.\./\1\)$", re.MULTILINE)
 _BUTTONS = re.compile(r"^(\[[^\]]+\]\([^)]+\)) · (\[[^\]]+\]\([^)]+\))$", re.MULTILINE)
 _BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN_PICTURE = re.compile(r"\('demo/(?:\w+/)?(\w+\.\w+)'\)")
 
 
@@ -95,7 +96,8 @@ def show_notebook(notebook: dict[str, Any], name: str) -> str:
             parts.append(f"![What the program draws](../assets/{picture[1]})")
         else:
             parts.append(_show_code(source))
-            parts += [_fence("text", "".join(each["text"])) for each in cell["outputs"] if "text" in each]
+            printed = ["".join(each["text"]) for each in cell["outputs"] if "text" in each]
+            parts += [_fence("text", _COLOR.sub("", text)) for text in printed]
     return "\n\n".join(parts)
 
 

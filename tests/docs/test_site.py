@@ -50,9 +50,13 @@ def hooks():
 def test_notebooks_are_pages_with_their_outputs_and_pictures(site, hooks):
     code = {"cell_type": "code", "outputs": []}
     cells = [
-        {"cell_type": "markdown", "source": ["# A title\n", "\n", "A text."]},
+        {"cell_type": "markdown", "source": ["# A title.\n", "\n", "A text."]},
         {**code, "source": ["%%writefile a.py\n", "print(1)"]},
-        {**code, "source": ["!python a.py"], "outputs": [{"output_type": "stream", "text": ["1\n"]}]},
+        {
+            **code,
+            "source": ["!python a.py"],
+            "outputs": [{"output_type": "stream", "text": ["\x1b[1m1\x1b[0m\n"]}],
+        },
         {**code, "source": ["Image('demo/a/b.png')"], "outputs": [{"output_type": "display_data"}]},
     ]
     shown = hooks.show_notebook({"cells": cells}, "a.ipynb").split("\n\n")
