@@ -111,7 +111,7 @@ notebooks: $(BIN)/unisono-dev.stamp
 terminal: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/terminal.py
 
-# How a batch and a layer are divided, and the logo: docs/assets/batch.svg, tensor.svg and logo.svg.
+# The drawings of the documentation and the logo, in docs/assets.
 drawings: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/drawings.py
 
