@@ -84,7 +84,7 @@ def show_notebook(notebook: dict[str, Any], name: str) -> str:
     first, *cells = notebook["cells"]
     title, _, rest = "".join(first["source"]).partition("\n")
     parts = [
-        title,
+        title.rstrip("."),
         f"[All examples](../examples.md) · [Download the notebook]({name}){{ download={name} }}",
         rest,
     ]

@@ -126,9 +126,11 @@ def main() -> None:
 
 
 def draw(images: np.ndarray, path: pathlib.Path) -> None:
-    """Write 40 images as one PNG."""
-    side, channels = images.shape[2:]
-    picture = tf.transpose(tf.reshape(images, (4, 10, side, side, channels)), (0, 2, 1, 3, 4))
+    """Write 40 images as one PNG; what has one channel is ink."""
+    ink = images.shape[-1] == 1
+    framed = np.pad(1 - images if ink else images, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=1)
+    side, channels = framed.shape[2:]
+    picture = tf.transpose(tf.reshape(framed, (4, 10, side, side, channels)), (0, 2, 1, 3, 4))
     picture = 255 * tf.reshape(picture, (4 * side, 10 * side, channels))
     tf.io.write_file(
         str(path), tf.io.encode_png(tf.cast(tf.image.resize(picture, (320, 800), "nearest"), tf.uint8))
