@@ -17,7 +17,7 @@ INSTALL = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BI
 comma := ,
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks terminal drawings dist release clean
+.PHONY: demo install test test-gpu test-long test-clusters keras-tests pytest upstream check lint format bench docs notebooks terminal drawings report-picture dist release clean
 
 $(BIN)/unisono-demo.stamp: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -102,18 +102,22 @@ bench: $(BIN)/unisono-bench.stamp
 docs: $(BIN)/unisono-dev.stamp
 	$(BIN)/mkdocs build --strict
 
-# A notebook of every example, executed, into docs/notebooks; a test fails where they are old.
+# A notebook of every example, executed, into docs/notebooks, and what it draws, into docs/assets; a test fails where they are old.
 notebooks: $(BIN)/unisono-dev.stamp
 	$(call INSTALL,-e ".[dev$(comma)tools]")
 	$(BIN)/python .ci/notebooks.py
 
-# The picture of a run that is killed and resumed: docs/assets/resume.svg.
+# The terminal of a run that is killed and resumed, docs/assets/resume.svg, and of its second epoch, progress.svg.
 terminal: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/terminal.py
 
-# How a batch and a layer are divided: docs/assets/batch.svg and tensor.svg.
+# The drawings of the documentation and the logo, in docs/assets.
 drawings: $(BIN)/unisono-dev.stamp
 	$(BIN)/python .ci/drawings.py
+
+# A photograph of a report, docs/assets/report.png. It needs Chromium: apt-get install chromium.
+report-picture: $(BIN)/unisono-dev.stamp
+	$(BIN)/python .ci/report_picture.py
 
 dist: $(BIN)/unisono-dev.stamp
 	rm -rf dist

@@ -1,59 +1,12 @@
-"""Draw how a batch is divided and how a layer is: `make drawings` writes docs/assets/batch.svg and tensor.svg."""
+"""Draw what the documentation explains, and the logo: `make drawings` writes the drawings in docs/assets."""
 
 from __future__ import annotations
 
-import html
 import pathlib
 
+from boxes import BOLD, DIM, FILLS, MONO, Drawing
+
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "assets"
-_FILLS = {"data": ("#1f77b4", "#dceaf5"), "sum": ("#d97706", "#fdebd0"), "state": ("#2e7d32", "#dff0e0")}
-
-
-class Drawing:
-    """Boxes with lines of text, arrows between them, and notes, on white. Positions are pixels."""
-
-    def __init__(self, width: int, height: int, label: str) -> None:
-        self._parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'font-family="sans-serif" font-size="14" role="img" aria-label="{html.escape(label)}">',
-            '<defs><marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-            '<path d="M0 0L8 4L0 8z" fill="#555"/></marker></defs>',
-            f'<rect width="{width}" height="{height}" rx="6" fill="#fff"/>',
-        ]
-
-    def box(self, kind: str, x: int, y: int, width: int, *lines: str) -> tuple[int, int, int]:
-        """Add a box as high as its lines; return the middle of its top, and its bottom."""
-        height, (edge, fill) = 14 + 19 * len(lines), _FILLS[kind]
-        self._parts.append(
-            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="5" '
-            f'fill="{fill}" stroke="{edge}" stroke-width="1.5"/>'
-        )
-        for number, line in enumerate(lines):
-            self.text(x + width // 2, y + 22 + 19 * number, line)
-        return x + width // 2, y, y + height
-
-    def frame(self, x: int, y: int, width: int, height: int) -> None:
-        """Add a dashed frame around boxes."""
-        self._parts.append(
-            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="8" fill="none" stroke="#999" '
-            f'stroke-dasharray="5 4"/>'
-        )
-
-    def arrow(self, above: tuple[int, int, int], below: tuple[int, int, int]) -> None:
-        """Add an arrow from the bottom of a box to the top of another."""
-        near = (above[0] * 3 + below[0]) // 4, (below[0] * 3 + above[0]) // 4
-        path = f"M{near[0]} {above[2] + 3}L{near[1]} {below[1] - 3}"
-        self._parts.append(
-            f'<path d="{path}" fill="none" stroke="#555" stroke-width="1.5" marker-end="url(#a)"/>'
-        )
-
-    def text(self, x: int, y: int, line: str, dim: bool = False) -> None:
-        """Add a line of text around its middle."""
-        look = 'fill="#555" font-size="12.5"' if dim else 'fill="#111"'
-        self._parts.append(f'<text x="{x}" y="{y}" text-anchor="middle" {look}>{html.escape(line)}</text>')
-
-    def __str__(self) -> str:
-        return "\n".join([*self._parts, "</svg>\n"])
 
 
 def draw_batch(samples: int = 10, replicas: int = 3) -> Drawing:
@@ -83,7 +36,7 @@ def draw_batch(samples: int = 10, replicas: int = 3) -> Drawing:
     logs = drawing.box("state", 290, 380, 240, "logs = sums / counts", "bar, callbacks, History")
     drawing.arrow(total, update)
     drawing.arrow(total, logs)
-    drawing.text(280, 456, "Each sample counts once, however uneven the parts are.", dim=True)
+    drawing.text(280, 456, "Each sample counts once, however uneven the parts are.", DIM)
     return drawing
 
 
@@ -120,12 +73,224 @@ def draw_tensor() -> Drawing:
         320,
         548,
         "Inside the dashed frame: one replica. It exchanges one sum for each pair of layers.",
-        dim=True,
+        DIM,
     )
     return drawing
 
 
-PICTURES = {"batch.svg": draw_batch, "tensor.svg": draw_tensor}
+def draw_step() -> Drawing:
+    """Draw a step on two GPUs."""
+    label = (
+        "A step on two GPUs: a batch of 128 samples is divided, each GPU computes 64, an all-reduce sums the "
+    )
+    drawing = Drawing(380, 392, label + "gradients, and both apply the same update")
+    batch = drawing.box("data", 98, 10, 184, "batch of 128 samples")
+    total = drawing.box("sum", 110, 212, 160, "all-reduce: sum")
+    for gpu in range(2):
+        x = 14 + 184 * gpu
+        forward = drawing.box("data", x, 72, 168, f"GPU {gpu}: 64 samples", "forward, loss")
+        gradients = drawing.box("data", x, 152, 168, "gradients")
+        update = drawing.box("state", x, 276, 168, "clip, update", "same weights")
+        for above, below in ((batch, forward), (forward, gradients), (gradients, total), (total, update)):
+            drawing.arrow(above, below)
+    drawing.text(190, 356, "The loss is divided by the samples of the whole batch,", DIM)
+    drawing.text(190, 374, "so the sum of the gradients is that of one device.", DIM)
+    return drawing
+
+
+def draw_decision() -> Drawing:
+    """Draw how `jit_compile="auto"` chooses."""
+    label = (
+        "How jit_compile auto chooses: the plain graph for layers without XLA, communication with the host, "
+    )
+    label += "deterministic operations, RematScope, ZeRO-3 or a pipeline; else XLA on a GPU; on a CPU XLA for one replica "
+    label += "and at least 5,000 steps without random numbers, convolutions or a callback after every step; else the graph"
+    drawing = Drawing(380, 450, label)
+    questions = """Does one of these hold?|a layer without XLA, a step that communicates|\
+with the host, deterministic operations,|keras.RematScope, ZeRO-3, a pipeline
+Is it a GPU?|several replicas: not from tf.data,|and not in evaluate
+Is it one CPU replica, for 5,000 steps or more?|from arrays or tf.data, without random|\
+numbers or convolutions, and without a|callback after every step"""
+    y = bottom = 0
+    for number, question in enumerate(questions.splitlines()):
+        if number:
+            drawing.line(f"M80 {bottom}V{y - 2}")
+            drawing.text(90, bottom + 38, "no", DIM, "start")
+        _, _, bottom = drawing.box("data", 10, y or 10, 360, *question.split("|"), look=BOLD, left=True)
+        y = bottom + 66
+        drawing.line(f"M280 {bottom}V{bottom + 16}")
+        kind, answer = ("state", "yes: XLA") if number else ("end", "yes: plain graph")
+        drawing.box(kind, 196, bottom + 18, 168, answer, look=BOLD)
+    drawing.line(f"M98 {bottom}V{bottom + 16}")
+    drawing.box("end", 14, bottom + 18, 168, "no: plain graph", look=BOLD)
+    return drawing
+
+
+def draw_backup() -> Drawing:
+    """Draw which process writes which file of a backup."""
+    label = "Where a backup is: the chief writes one file with weights, random numbers and the positions of all workers; "
+    label += "with sharded state every other worker writes a part with its shards first, and the chief's file names them"
+    drawing = Drawing(760, 270, f"{label} with their checksums")
+    drawing.frame(300, 16, 444, 238)
+    drawing.text(312, 36, "a directory that all workers see, or a bucket", DIM, "start")
+    drawing.box("data", 16, 54, 150, "worker 0", "the chief", look=BOLD)
+    drawing.box("data", 16, 164, 150, "worker 1", "and others", look=BOLD)
+    whole = (
+        "weights, metrics, callbacks, shards of worker 0,",
+        "random numbers and positions in the data of all workers",
+    )
+    drawing.box("state", 318, 46, 408, "backup-000007.unisono", *whole, look=MONO, left=True)
+    part = "shards of worker 1: optimizer state, with ZeRO-3 weights"
+    drawing.box("sum", 318, 164, 408, "backup-000007.part-1.unisono", part, look=MONO, left=True)
+    for y, notes in ((80, ["2. last"]), (190, ["1. first", "only if sharded"])):
+        drawing.line(f"M166 {y}H314")
+        for number, note in enumerate(notes):
+            drawing.text(236, y - 8 + 28 * number, note, DIM)
+    drawing.line("M522 117V160")
+    drawing.text(534, 144, "names it, with its checksum", DIM, "start")
+    drawing.text(330, 242, "owner.json", MONO, "start")
+    drawing.text(424, 242, "which run writes here, and since when", DIM, "start")
+    return drawing
+
+
+def draw_labels() -> Drawing:
+    """Draw the labels that the analysis of a step finds."""
+    label = "Labels of a training step: tensors with samples are sharded, the mean and the gradient are partial sums, and "
+    drawing = Drawing(880, 250, f"{label}an all-reduce makes them replicated")
+    names = {"data": "sharded", "sum": "partial sum", "state": "replicated"}
+    for kind, x, y, width, code in (
+        ("data", 16, 30, 90, "x, y"),
+        ("data", 146, 30, 110, "self(x)"),
+        ("data", 296, 30, 130, "square(y - p)"),
+        ("sum", 466, 30, 120, "reduce_mean"),
+        ("state", 716, 30, 148, 'log "loss"'),
+        ("state", 146, 140, 110, "weights"),
+        ("sum", 446, 140, 160, "tape.gradient"),
+        ("state", 716, 140, 148, "apply_gradients"),
+    ):
+        drawing.box(kind, x, y, width, code, names[kind], look=MONO)
+    for path in ("M106 56H143", "M256 56H293", "M426 56H463", "M586 56H713", "M201 140V85", "M526 82V137"):
+        drawing.line(path)
+    drawing.line("M606 166H713")
+    drawing.line("M790 192V208H201V195")
+    drawing.text(650, 48, "all-reduce", BOLD)
+    drawing.text(660, 158, "all-reduce", BOLD)
+    blue, orange, green = (FILLS[kind][0] for kind in names)
+    meanings = (
+        (16, blue, "sharded: the samples of the replica"),
+        (316, orange, "partial sum: the parts add up to the value"),
+    )
+    drawing.legend(224, *meanings, (630, green, "replicated: equal on all replicas"))
+    return drawing
+
+
+def draw_zero(replicas: int = 4) -> Drawing:
+    """Draw what each replica stores of weights, gradients and optimizer state, without and with sharding."""
+    label = "What each of four replicas stores: without sharding everything; ZeRO-2 all weights and a quarter of gradients "
+    drawing = Drawing(760, 300, f"{label}and optimizer state; ZeRO-3 a quarter of everything")
+    blue, orange, green = (FILLS[kind][0] for kind in ("data", "sum", "state"))
+    stored = (0, 30, blue), (32, 30, orange), (64, 60, green)
+    lines = (
+        ("everything", "16 bytes a parameter", 0),
+        ('"optimizer"', "7 bytes", 2),
+        ('"weights"', "4 bytes", 3),
+    )
+    for number, (level, size, sharded) in enumerate(lines):
+        y = 34 + 82 * number
+        drawing.text(16, y + 20, level, anchor="start")
+        drawing.text(16, y + 39, size, DIM, "start")
+        for replica in range(replicas):
+            x = 174 + 142 * replica
+            for place, (left, width, color) in enumerate(stored):
+                divided = place >= len(stored) - sharded
+                drawing.cell("" if divided else color, x + left, y, width, 48)
+                if divided:
+                    drawing.cell(color, x + left, y + 48 // replicas * replica, width, 48 // replicas)
+    for replica in range(replicas):
+        drawing.text(236 + 142 * replica, 22, f"replica {replica}", DIM)
+    drawing.legend(
+        270, (174, blue, "weights"), (280, orange, "gradients"), (396, green, "optimizer state of Adam")
+    )
+    return drawing
+
+
+def draw_schedules(stages: int = 4, micro_batches: int = 8) -> Drawing:
+    """Draw two schedules of a pipeline, whose backward passes take twice as long as the forward passes."""
+    label = "Schedules of a pipeline of four stages and eight micro-batches: GPipe runs all forward passes before the "
+    label += "backward passes, 1F1B alternates them and keeps fewer activations, in the same time"
+    drawing = Drawing(680, 360, label)
+    forward, backward = FILLS["data"][0], FILLS["sum"][0]
+    kept = (
+        ("all forward passes first: stage 0 keeps the activations of 8 micro-batches", micro_batches),
+        (
+            "a backward pass as soon as there is one: stage 0 keeps 4, stage 3 keeps 1",
+            stages,
+        ),
+    )
+    for (note, most), name, top in zip(kept, ('"gpipe"', '"1f1b"'), (26, 182), strict=True):
+        drawing.text(16, top, name, BOLD, "start")
+        drawing.text(92, top, note, DIM, "start")
+        passes = _schedule(stages, micro_batches, most)
+        for stage in range(stages):
+            y = top + 14 + 30 * stage
+            drawing.text(16, y + 18, f"stage {stage}", anchor="start")
+            drawing.cell("#eee", 92, y, 17 * max(end for *_, end in passes), 26)
+        for stage, back, batch, begin, end in passes:
+            place = 92 + 17 * begin, top + 14 + 30 * stage, 17 * (end - begin) - 1, 26
+            drawing.cell(backward if back else forward, *place, str(batch + 1))
+    bubble = f"bubble: {stages - 1} of {micro_batches + stages - 1} parts of the time"
+    drawing.legend(330, (92, forward, "forward"), (190, backward, "backward"), (300, "#eee", bubble))
+    return drawing
+
+
+def _schedule(stages: int, micro_batches: int, most: int) -> list[tuple[int, bool, int, int, int]]:
+    """Return (stage, whether it is backward, micro-batch, begin, end) of each pass; stage 0 keeps at most `most`."""
+    gpipe, done, free = most == micro_batches, {}, [0] * stages
+    queues = []
+    for stage in range(stages):
+        first = micro_batches if gpipe else min(most - stage, micro_batches)
+        backwards = range(micro_batches - 1, -1, -1) if gpipe else range(micro_batches)
+        order = [(False, batch) for batch in range(first)]
+        for count, batch in enumerate(backwards):
+            order += [(True, batch)] + [(False, first + count)] * (first + count < micro_batches)
+        queues.append(order)
+    while any(queues):
+        for stage, queue in enumerate(queues):
+            if not queue:
+                continue
+            back, batch = queue[0]
+            before = (stage + 1, True, batch) if back else (stage - 1, False, batch)
+            before = (stage, False, batch) if back and stage == stages - 1 else before
+            if before[0] >= 0 and before not in done:
+                continue
+            begin = max(free[stage], done.get(before, 0))
+            free[stage] = done[stage, back, batch] = begin + 1 + back
+            queue.pop(0)
+    return [(*which, end - 1 - which[1], end) for which, end in done.items()]
+
+
+def draw_logo() -> str:
+    """Draw three waves that become one note, in white on the colour of the site's header."""
+    waves = "".join(f'<path d="M7 {y}c3 6 8 6 11 0s8 -6 11 0S36 47 44 47"/>' for y in (19, 31, 43))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 64 64" width="96" height="96" role="img" '
+        'aria-label="Unisono">\n<rect width="64" height="64" rx="12" fill="#4051b5"/>\n'
+        f'<g fill="none" stroke="#fff" stroke-width="3" stroke-linecap="round">{waves}<path d="M53 45V12"/></g>\n'
+        '<ellipse cx="46" cy="47" rx="8.5" ry="6.5" fill="#fff" transform="rotate(-20 46 47)"/>\n</svg>\n'
+    )
+
+
+PICTURES = {
+    "backup.svg": draw_backup,
+    "batch.svg": draw_batch,
+    "decision.svg": draw_decision,
+    "labels.svg": draw_labels,
+    "logo.svg": draw_logo,
+    "schedules.svg": draw_schedules,
+    "step.svg": draw_step,
+    "tensor.svg": draw_tensor,
+    "zero.svg": draw_zero,
+}
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """Make and execute a notebook of every example: `make notebooks`. The programs are the source.
 
 A program becomes one cell for its imports and one for each function or class; the last one calls `main`. A program that the
-launcher starts is written to a file by the notebook and started as its docstring says. Notebooks that have the cells of
-their program and outputs stay as they are; `--all` executes them again, and names execute only those.
+launcher starts is written to a file by the notebook and started as its docstring says. A last cell shows the picture that a
+program draws, which is also copied to docs/assets. Notebooks that have the cells of their program and outputs stay as they
+are; `--all` executes them again, and names execute only those.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -21,6 +23,16 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 NOTEBOOKS = ROOT / "docs" / "notebooks"  # below docs, so that the site has them too
+ASSETS = ROOT / "docs" / "assets"
+# What programs draw, below the folder where a notebook runs.
+PICTURES = {
+    "curve_of_one_device": "demo/curve.svg",
+    "ddpm": "demo/ddpm/ddpm.png",
+    "digits_mirrored": "demo/digits.png",
+    "gan": "demo/gan.png",
+    "pipeline": "demo/pipeline.svg",
+    "vae": "demo/vae.png",
+}
 # A line of TensorFlow's, of this process or of a worker; it may begin behind a bar.
 _NOTICE = re.compile(
     r"^(?:.*(?:INFO|WARNING):tensorflow:|(?:\[[\w-]+\] +)?(?:WARNING: All log messages|[IWE]\d{4} )).*\n",
@@ -44,6 +56,9 @@ def notebook(name: str, source: str, repository: str | None) -> dict[str, Any]:
         cells += [_code(f"%%writefile {name}\n{source.strip()}"), *(_code(f"!{each}") for each in commands)]
     else:
         cells += map(_code, _parts(source, module))
+    if picture := PICTURES.get(pathlib.Path(name).stem):
+        display = "SVG" if picture.endswith(".svg") else "Image"
+        cells.append(_code(f"from IPython.display import {display}\n\n{display}({picture!r})"))
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -168,6 +183,8 @@ def main() -> None:
         ):
             with tempfile.TemporaryDirectory() as folder:
                 done = execute(whole, pathlib.Path(folder))
+                if picture := PICTURES.get(path.stem):
+                    shutil.copy(pathlib.Path(folder) / picture, ASSETS)
             path.write_text(json.dumps(done, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"{path}: executed", flush=True)
 

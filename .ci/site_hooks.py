@@ -1,12 +1,14 @@
 """What mkdocs calls while it builds the site, from pages that GitHub shows as they are.
 
-Links that need the repository's address (REPOSITORY_URL), alerts, programs, and line breaks.
+Links that need the repository's address (REPOSITORY_URL), alerts, programs, line breaks, and notebooks. A few lines show the
+notebooks, whose cells and outputs are text and one picture; nbconvert and what it needs are thirty packages.
 """
 
 from __future__ import annotations
 
 import ast
 import builtins
+import json
 import pathlib
 import re
 import textwrap
@@ -36,20 +38,37 @@ _PROGRAM = re.compile(r"^\[(examples/\w+\.py)\]\(\.\./\1\)$", re.MULTILINE)
 _BUTTONS = re.compile(r"^(\[[^\]]+\]\([^)]+\)) · (\[[^\]]+\]\([^)]+\))$", re.MULTILINE)
 _BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _NOTEBOOK = re.compile(r"\[notebook\]\((notebooks/\w+\.ipynb)\)")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_SHOWN_PICTURE = re.compile(r"\('demo/(?:\w+/)?(\w+\.\w+)'\)")
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add a page for each notebook; the notebook itself stays, to be downloaded."""
+    from mkdocs.structure.files import File, InclusionLevel
+
+    for file in [each for each in files if each.src_uri.endswith(".ipynb")]:
+        text = show_notebook(json.loads(file.content_string), pathlib.PurePath(file.src_uri).name)
+        name = file.src_uri.replace(".ipynb", ".md")
+        files.append(File.generated(config, name, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Take root files from there, show alerts and programs, and link Colab where the repository is on GitHub.
 
-    The search ranks pages for maintainers below the others.
+    The search ranks pages for maintainers below the others, and leaves notebooks out, whose programs the examples show.
     """
+    if page.file.src_uri.startswith("notebooks/"):
+        page.meta["search"] = {"exclude": True}
+        return markdown
     if page.file.src_uri.startswith(_FOR_MAINTAINERS):
         page.meta["search"] = {"boost": 0.2}
     if name := _FROM_ROOT.get(page.file.src_uri):
         markdown = read_from_root(pathlib.Path(config["config_file_path"]).parent / name)
     markdown = _BUTTONS.sub(r"\1{ .md-button .md-button--primary } \2{ .md-button }", markdown)
     markdown = _PROGRAM.sub(r'??? example "\1"\n    ```{ .python }\n    --8<-- "\1"\n    ```', markdown)
-    return with_colab(show_alerts(mark_continued(markdown)), config["repo_url"] or "")
+    markdown = with_colab(show_alerts(mark_continued(markdown)), config["repo_url"] or "")
+    return _NOTEBOOK.sub(lambda found: found[0].replace(".ipynb)", ".md)"), markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
@@ -58,6 +77,40 @@ def on_page_content(html: str, **_: Any) -> str:
     html = _CELL.sub(lambda cell: _CELL_CODE.sub(lambda code: breakable(code[0]), cell[0]), html)
     html = _TYPE.sub(r"\1", html).replace("_Any", "Any")  # optimizers/__init__.py imports it as _Any
     return _QUARTILES.sub(lambda found: f'<span class="unbroken">{found[0]}</span>', html)
+
+
+def show_notebook(notebook: dict[str, Any], name: str) -> str:
+    """Return a page with the cells of a notebook, and what they print and show."""
+    first, *cells = notebook["cells"]
+    title, _, rest = "".join(first["source"]).partition("\n")
+    parts = [
+        title.rstrip("."),
+        f"[All examples](../examples.md) · [Download the notebook]({name}){{ download={name} }}",
+        rest,
+    ]
+    for cell in cells:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        elif picture := _SHOWN_PICTURE.search(source):
+            parts.append(f"![What the program draws](../assets/{picture[1]})")
+        else:
+            parts.append(_show_code(source))
+            printed = ["".join(each["text"]) for each in cell["outputs"] if "text" in each]
+            parts += [_fence("text", _COLOR.sub("", text)) for text in printed]
+    return "\n\n".join(parts)
+
+
+def _show_code(source: str) -> str:
+    """A cell: a program that it writes to a file, a command, or a part of the program."""
+    if source.startswith("%%writefile "):
+        name, _, program = source.removeprefix("%%writefile ").partition("\n")
+        return _fence(f'python title="{name}"', program)
+    return _fence("sh" if source.startswith(("!", "%")) else "python", source.lstrip("!"))
+
+
+def _fence(kind: str, text: str) -> str:
+    return f"````{kind}\n{text.rstrip()}\n````"
 
 
 def show_alerts(markdown: str) -> str:

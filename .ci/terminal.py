@@ -2,7 +2,7 @@
 
 The program runs three times in a terminal of its own: to its end; until it is killed in its second epoch; and once more in
 the folder of the killed run. The weights of the first and the last run must have the same bits, else nothing is written.
-TensorFlow's notices at its start are left out.
+progress.svg is the terminal of the first run in the middle of its second epoch. TensorFlow's notices are left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import pathlib
 import pty
 import re
-import shutil
 import signal
 import struct
 import sys
@@ -23,9 +22,11 @@ from fcntl import ioctl
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "examples" / "gpt.py"
 OPTIONS = ["--policy", "float32"]
-PICTURE = ROOT / "docs" / "assets" / "resume.svg"
+ASSETS = ROOT / "docs" / "assets"
+PICTURE, PROGRESS = ASSETS / "resume.svg", ASSETS / "progress.svg"
 COLUMNS, LINE, WIDTH, MARGIN = 100, 19, 8.43, 16  # characters; pixels
 NOTICE = re.compile(r"WARNING: All log messages|[IWE]\d{4} ")
+HALF = re.compile(r"Epoch 2/2[\s\S]*?\r *[789]\d/150 [^\r]*tokens/s[^\r]*")
 KILL_AT = re.compile(r"Epoch 2/2[\s\S]*\r *(?:[89]\d|1[01]\d)/150 ")
 _COLORS = """
   .page { fill: #f6f8fa } text { fill: #1f2328 } .command { fill: #0550ae; font-weight: bold } .killed { fill: #cf222e }
@@ -70,6 +71,12 @@ def read_screen(printed: str) -> list[str]:
     return lines
 
 
+def read_program(printed: str, folder: str) -> list[str]:
+    """Return the command and what it printed, without empty lines and TensorFlow's notices."""
+    shown = [line for line in read_screen(printed) if line and not NOTICE.match(line)]
+    return [f"$ {' '.join(['python gpt.py', *OPTIONS, '--folder', folder])}", *shown]
+
+
 def draw(lines: list[str]) -> str:
     """Return the picture of lines of a terminal."""
     width, height = COLUMNS * WIDTH + 2 * MARGIN, len(lines) * LINE + 2 * MARGIN
@@ -91,23 +98,21 @@ _MARKS = {"$ ": "command", "Killed": "killed", "sha256": "same"}
 def main() -> None:
     """Run the program three times, and draw."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    lines, ends = [], []
+    runs = []
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name, kill_at in (("whole", None), ("killed", KILL_AT), ("killed", None)):
-            shown = [line for line in read_screen(record(name, kill_at)) if line and not NOTICE.match(line)]
-            ends.append(shown[-1])
-            lines += [
-                f"$ {' '.join(['python gpt.py', *OPTIONS, '--folder', name])}",
-                *shown,
-                *["Killed"] * bool(kill_at),
-                "",
-            ]
-        os.chdir(ROOT)
-    shutil.rmtree(folder, ignore_errors=True)
-    if ends[0] != ends[2] or "sha256" not in ends[0]:
-        raise SystemExit(f"the runs differ: {ends[0]}, and {ends[2]}")
-    PICTURE.write_text(draw(lines[:-1]), encoding="utf-8")
+            runs.append((name, record(name, kill_at)))
+    os.chdir(ROOT)
+    whole, killed, resumed = (read_program(printed, name) for name, printed in runs)
+    if whole[-1] != resumed[-1] or "sha256" not in whole[-1]:
+        raise SystemExit(f"the runs differ: {whole[-1]}, and {resumed[-1]}")
+    lines = [*whole, "", *killed, "Killed", "", *resumed]
+    PICTURE.write_text(draw(lines), encoding="utf-8")
+    name, printed = runs[0]
+    if (half := HALF.search(printed)) is None:
+        raise SystemExit(f"no step in the middle of the second epoch was printed:\n{printed}")
+    PROGRESS.write_text(draw(read_program(printed[: half.end()], name)), encoding="utf-8")
     print("\n".join(lines))
 
 

@@ -116,11 +116,25 @@ def main() -> None:
         callbacks=callbacks,
         verbose=2,
     )
-    digits = model.sample(4)[..., 0] / 2 + 0.5
-    print("\ndigits out of noise:")
-    for row in range(digits.shape[1]):
-        lines = ("".join(" .:*#"[int(4.99 * v)] * 2 for v in digit[row]) for digit in digits.clip(0, 1))
+    drawn = (model.sample(40) / 2 + 0.5).clip(0, 1)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    draw(drawn, options.folder / "ddpm.png")
+    print(f"\ndigits out of noise, all 40 in {options.folder / 'ddpm.png'}:")
+    for row in range(drawn.shape[1]):
+        lines = ("".join(" .:*#"[int(4.99 * v)] * 2 for v in image[row, :, 0]) for image in drawn[:4])
         print("   ".join(lines).rstrip())
+
+
+def draw(images: np.ndarray, path: pathlib.Path) -> None:
+    """Write 40 images as one PNG; what has one channel is ink."""
+    ink = images.shape[-1] == 1
+    framed = np.pad(1 - images if ink else images, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=1)
+    side, channels = framed.shape[2:]
+    picture = tf.transpose(tf.reshape(framed, (4, 10, side, side, channels)), (0, 2, 1, 3, 4))
+    picture = 255 * tf.reshape(picture, (4 * side, 10 * side, channels))
+    tf.io.write_file(
+        str(path), tf.io.encode_png(tf.cast(tf.image.resize(picture, (320, 800), "nearest"), tf.uint8))
+    )
 
 
 if __name__ == "__main__":

@@ -132,8 +132,9 @@ def main() -> None:
 
 def draw(images, path: pathlib.Path) -> None:
     """Write 40 images as one PNG."""
-    side = images.shape[1]
-    picture = tf.transpose(tf.reshape(images, (4, 10, side, side)), (0, 2, 1, 3))
+    side = images.shape[1] + 2
+    framed = tf.pad(images, [(0, 0), (1, 1), (1, 1)])
+    picture = tf.transpose(tf.reshape(framed, (4, 10, side, side)), (0, 2, 1, 3))
     picture = 255 * (1 - tf.reshape(picture, (4 * side, 10 * side, 1)))
     tf.io.write_file(
         str(path), tf.io.encode_png(tf.cast(tf.image.resize(picture, (320, 800), "nearest"), tf.uint8))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -68,7 +69,8 @@ class VAE(unisono.Model):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=40)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("demo"))
+    options = parser.parse_args()
     keras.utils.set_random_seed(1)
     unisono.distribute.simulate_devices(2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -77,11 +79,25 @@ def main() -> None:
         vae = VAE()
         vae.build((None, 64))
         vae.compile(unisono.optimizers.Adam(3e-3))
-    history = vae.fit(x, batch_size=51, epochs=epochs, verbose=2)
+    history = vae.fit(x, batch_size=51, epochs=options.epochs, verbose=2)
     drawn = tf.sigmoid(vae.decoder(tf.constant([[-1.0, 0.0], [1.0, 0.0]]))).numpy().reshape(2, 8, 8)
     print(f"\nloss {history.history['loss'][-1]:.1f}; two digits that nobody wrote:")
     for row in range(8):
         print("   ".join("".join(" .:*#"[int(4.99 * v)] * 2 for v in digit[row]) for digit in drawn))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    draw(vae.decoder, options.folder / "vae.png")
+    print(f"the plane: {options.folder / 'vae.png'}")
+
+
+def draw(decoder, path: pathlib.Path) -> None:
+    """Write the digits of a part of the plane as one PNG, in 8 lines of 20."""
+    across, down = tf.linspace(-2.5, 2.5, 20), tf.linspace(-2.5, 2.5, 8)
+    points = tf.reshape(tf.stack(tf.meshgrid(across, down), axis=-1), (-1, 2))
+    digits = tf.pad(tf.reshape(tf.sigmoid(decoder(points)), (8, 20, 8, 8)), [(0, 0), (0, 0), (1, 1), (1, 1)])
+    picture = 255 * (1 - tf.reshape(tf.transpose(digits, (0, 2, 1, 3)), (80, 200, 1)))
+    tf.io.write_file(
+        str(path), tf.io.encode_png(tf.cast(tf.image.resize(picture, (320, 800), "nearest"), tf.uint8))
+    )
 
 
 if __name__ == "__main__":

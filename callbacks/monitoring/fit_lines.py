@@ -29,9 +29,11 @@ class FitLines:
         self._apart, self._said = _batch_norms(model), set[str]()
 
     def first(self) -> str:
-        """Return strategy, devices, global batch, precision, backend with its reason, and backups."""
+        """Return strategy, devices, trained and all parameters, global batch, precision, backend, and backups."""
         model, state = self._model, self._state
-        parts = [f"Training on {_place(model, state)}", _batch(model, state), model.dtype_policy.name]
+        counts = [sum(math.prod(w.shape) for w in each) for each in (model.trainable_weights, model.weights)]
+        size = f"{' of '.join(dict.fromkeys(map(short_number, counts)))} parameters"
+        parts = [f"Training on {_place(model, state)}", size, _batch(model, state), model.dtype_policy.name]
         parts += [self._backend, *_backups(state), *self.take_late()]
         return _wrap_parts([part for part in parts if part])
 

@@ -30,7 +30,8 @@ class Timeline:
         below = _TOP + _ROW * simulation.stages
         scale = _WIDTH / simulation.duration if simulation.duration else 1.0
         root = ElementTree.Element("svg", xmlns="http://www.w3.org/2000/svg")
-        root.attrib.update(width=str(_LEFT + _WIDTH + 12), height=str(below + 44))
+        right, bottom = _LEFT + _WIDTH + 12, below + 44
+        root.attrib.update(width=str(right), height=str(bottom), viewBox=f"0 0 {right} {bottom}")
         root.attrib.update({"font-family": "sans-serif", "font-size": "11"})
 
         def box(x: float, y: float, width: float, height: float, fill: str) -> ElementTree.Element:
@@ -41,7 +42,7 @@ class Timeline:
             place = {"x": f"{x:.2f}", "y": f"{y}", "text-anchor": anchor, "fill": fill}
             ElementTree.SubElement(root, "text", place).text = words
 
-        box(0, 0, _LEFT + _WIDTH + 12, below + 44, "white")
+        box(0, 0, right, bottom, "white")
         text(_LEFT, 18, self.title or str(self), "start")
         for stage in range(simulation.stages):
             text(8, _TOP + _ROW * stage + 19, f"stage {stage}", "start")
@@ -55,8 +56,8 @@ class Timeline:
             if width >= 14:
                 text(x + width / 2, y + 19, str(job.micro_batch), fill="white")
         for i in range(5):
-            unit = self.unit if i == 4 else ""
-            text(_LEFT + _WIDTH * i / 4, below + 16, f"{simulation.duration * i / 4:.4g} {unit}")
+            unit, anchor = (f" {self.unit}", "end") if i == 4 else ("", "middle")
+            text(_LEFT + _WIDTH * i / 4, below + 16, f"{simulation.duration * i / 4:.4g}{unit}", anchor)
         for i, (kind, colour) in enumerate(_COLOURS.items()):
             box(_LEFT + 110 * i, below + 24, 12, 12, colour)
             text(_LEFT + 110 * i + 17, below + 34, kind, "start")

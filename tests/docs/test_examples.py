@@ -144,6 +144,9 @@ def test_cells_are_the_whole_program(path):
         return
     statements = [ast.dump(node) for cell in cells for node in ast.parse(cell).body]
     added = [ast.dump(node) for node in ast.parse("import sys\nsys.argv = ['example']").body]
+    if picture := made["PICTURES"].get(path.stem):
+        assert cells[-1].endswith(f"({picture!r})") and (made["ASSETS"] / pathlib.Path(picture).name).exists()
+        added += [ast.dump(node) for node in ast.parse(cells[-1]).body]
     wanted = [ast.dump(node) for node in ast.parse(program).body[1:]]
     found, expected = ([each for each in code if each not in added] for code in (statements, wanted))
     assert found == expected

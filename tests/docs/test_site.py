@@ -39,10 +39,41 @@ def test_site_builds_strictly(site):
     assert "global batch, over all replicas" in reference and "load_<wbr>model" in reference
 
 
-def test_program_that_needs_an_earlier_one_says_so(site):
+@pytest.fixture(scope="module")
+def hooks():
     spec = importlib.util.spec_from_file_location("site_hooks", ROOT / ".ci" / "site_hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_notebooks_are_pages_with_their_outputs_and_pictures(site, hooks):
+    code = {"cell_type": "code", "outputs": []}
+    cells = [
+        {"cell_type": "markdown", "source": ["# A title.\n", "\n", "A text."]},
+        {**code, "source": ["%%writefile a.py\n", "print(1)"]},
+        {
+            **code,
+            "source": ["!python a.py"],
+            "outputs": [{"output_type": "stream", "text": ["\x1b[1m1\x1b[0m\n"]}],
+        },
+        {**code, "source": ["Image('demo/a/b.png')"], "outputs": [{"output_type": "display_data"}]},
+    ]
+    shown = hooks.show_notebook({"cells": cells}, "a.ipynb").split("\n\n")
+    assert shown[0] == "# A title" and "(a.ipynb)" in shown[1] and shown[2].strip() == "A text."
+    assert shown[3:] == [
+        '````python title="a.py"\nprint(1)\n````',
+        "````sh\npython a.py\n````",
+        "````text\n1\n````",
+        "![What the program draws](../assets/b.png)",
+    ]
+    page = (site / "notebooks" / "gpt" / "index.html").read_text(encoding="utf-8")
+    assert "the weights of both runs are bitwise identical" in page and 'download="gpt.ipynb"' in page
+    examples = (site / "examples" / "index.html").read_text(encoding="utf-8")
+    assert 'href="../notebooks/gpt/"' in examples and ".ipynb" not in examples
+
+
+def test_program_that_needs_an_earlier_one_says_so(site, hooks):
     first, own, second = (
         f"```python\n{code}\n```\n" for code in ("import a.b\nc = 1", "def f(c): return c", "print(a, f)")
     )

@@ -31,5 +31,19 @@ def test_picture_shows_a_killed_run_that_ends_with_the_bits_of_the_other(termina
     assert len(ends) == 2 and len(set(ends)) == 1
     assert [line for kind, line in lines if kind == "killed"] == ["Killed"]
     shown = [line for _, line in lines]
+    assert (
+        sum(", 112.1k parameters, batch 32," in line for line in shown) == 3
+    )  # as the first line of fit is today
+    assert sum(" tokens/s - loss: " in line for line in shown) == 5
     assert any(line.startswith("Resuming from ") for line in shown[shown.index("Killed") :])
     assert max(map(len, shown)) <= terminal.COLUMNS
+
+
+def test_picture_of_a_running_epoch_is_one_of_the_same_run(terminal):
+    assert terminal.HALF.search("Epoch 2/2\r\n\r 71/150 3 s left 9 tokens/s -\r 99/150 ")[0].endswith(
+        " tokens/s -"
+    )
+    whole, half = (path.read_text(encoding="utf-8") for path in (terminal.PICTURE, terminal.PROGRESS))
+    *before, running = re.findall(r"<text [^>]*>(.+)</text>", half)
+    assert before == re.findall(r"<text [^>]*>(.+)</text>", whole)[: len(before)]
+    assert " s left " in running and " tokens/s " in running

@@ -41,17 +41,49 @@ def test_lines_are_printed_once_each_with_verbose_1_and_2(capsys, verbose):
         assert not first and not last
         assert verbose == 3 or not printed
         return
-    assert first == [printed[0]] == ["Training on CPU:0, batch 8, float32, graph (`jit_compile=False`)"]
+    assert (
+        first
+        == [printed[0]]
+        == ["Training on CPU:0, 4 parameters, batch 8, float32, graph (`jit_compile=False`)"]
+    )
     assert last == [printed[-1]]
     assert "samples/s, best val_loss 0." in last[0] and last[0].endswith(" in epoch 2")
     assert all(len(line) < 80 for line in (*first, *last))
+
+
+def test_first_line_says_how_many_of_the_parameters_are_trained(capsys):
+    model = model_of(layers=[keras.layers.Dense(2000, name="frozen", trainable=False)], run_eagerly=True)
+    first = lines(capsys, model, X, Y, epochs=1)[0]
+    assert first == "Training on CPU:0, 2001 of 10k parameters, batch 8, float32, eager steps"
+
+
+def test_first_line_of_a_model_that_is_never_called_counts_its_parameters(capsys):
+    class Around(unisono.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self.inner(data[0]) - data[1]))
+            weights = self.inner.trainable_weights
+            self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            return {"loss": loss}
+
+    model = Around(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]))
+    model.compile("sgd", run_eagerly=True)
+    first = lines(capsys, model, X, Y, epochs=1)[0]
+    assert first.startswith("Training on CPU:0, 4 parameters, batch 8, ")
 
 
 def test_first_line_of_a_mesh_says_how_its_first_axis_divides_the_batch(capsys):
     strategy = strategy_for((2, 2), {".*up/kernel": (None, "model")})
     model = model_of(strategy, [keras.layers.Dense(4, name="up")])
     first = unwrapped(lines(capsys, model, X[:8], Y[:8], batch_size=8, epochs=1)[:3])
-    assert "4 CPUs (MeshStrategy, mesh {'batch': 2, 'model': 2}), batch 8 = 2 x 4, float32" in first
+    assert (
+        "4 CPUs (MeshStrategy, mesh {'batch': 2, 'model': 2}), 21 parameters, batch 8 = 2 x 4, float32"
+        in first
+    )
 
 
 SPLITS = {(2, 8): "2 x 4", (3, 8): "2 x 3 + 1 x 2", (4, 5): "1 x 2 + 3 x 1"}
@@ -64,7 +96,7 @@ def test_first_line_names_strategy_and_what_each_replica_has(capsys, replicas, b
     first = unwrapped(printed[:2]).partition(" 1/1")[0]
     where = f"{replicas} CPUs (MirroredStrategy, {replicas} replicas)"
     assert (
-        first.startswith(f"Training on {where}, batch {batch} = {SPLITS[replicas, batch]},")
+        first.startswith(f"Training on {where}, 4 parameters, batch {batch} = {SPLITS[replicas, batch]},")
         and "float32, eager steps" in first
     )
     assert all(len(line) < 80 for line in printed)
@@ -76,7 +108,9 @@ def test_sizes_that_are_not_known_are_left_out(capsys):
             yield X, Y
 
     printed = lines(capsys, model_of(run_eagerly=True), batches(), batch_size=None, steps_per_epoch=2)
-    assert printed[0] in (f"Training on CPU:0, {b}float32, eager steps" for b in ("", "batch 16, "))
+    assert printed[0] in (
+        f"Training on CPU:0, 4 parameters, {b}float32, eager steps" for b in ("", "batch 16, ")
+    )
     assert printed[-1].startswith("2 epochs in ")
 
 

@@ -251,7 +251,10 @@ def test_summary_and_timeline_say_what_is_expected(tmp_path):
     text = pipeline.summary(model)
     assert "2: d0 to d1" in text and "CPU:1" in text and "4 micro-batches" in text and "bubble" in text
     pipeline.timeline(model, transfer=1.0).save(tmp_path / "step.svg")
-    assert (tmp_path / "step.svg").read_text().startswith("<svg")
+    drawn = (tmp_path / "step.svg").read_text()
+    assert drawn.startswith("<svg") and "viewBox" in drawn  # so that a page may show it smaller
+    last = next(part for part in drawn.split("<text ") if " operations</text>" in part)
+    assert 'text-anchor="end"' in last  # within the drawing
 
 
 def test_operations_follow_the_largest_input():
