@@ -1,6 +1,7 @@
 """What the partition knows of operations, one row a type, one file a family."""
 
 from . import (  # noqa: F401
+    copies,
     elementwise,
     indexing,
     joins,
