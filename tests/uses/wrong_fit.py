@@ -165,6 +165,10 @@ INPUTS: dict[str, Use] = {
             "with dimensions": X,
         }.items()
     },
+    "sample_weight by name for a list of outputs": (
+        lambda b: b.two_outputs().fit(X, TWO, sample_weight={"a": X[:, 0], "b": X[:, 0]}, verbose=0),
+        ("`sample_weight` of shapes", "does not fit", "a list, as the outputs are one"),
+    ),
 }
 
 

@@ -85,6 +85,8 @@ def mismatch(
             return f"Invalid {' or '.join(given)} for {made}: {reason}{line}."
         flat = not tf.nest.is_nested(sample_weight) and sample_weight.shape.rank == 1
         fix = "one weight for each sample" + (", for each loss, or of shape (samples, 1)" if flat else "")
+        if isinstance(sample_weight, dict) and isinstance(outputs[0], list | tuple):
+            fix = "a list, as the outputs are one"
         return f"`sample_weight` of {_shapes(sample_weight)} does not fit the losses of {made}: pass {fix}."
     return None
 
