@@ -6,6 +6,8 @@ import pathlib
 
 from boxes import BOLD, DIM, FILLS, MONO, Drawing
 
+from unisono.distribute.pipeline.schedule import SCHEDULES, peak_activations, time_jobs
+
 ASSETS = pathlib.Path(__file__).resolve().parent.parent / "docs" / "assets"
 
 
@@ -215,58 +217,37 @@ def draw_zero(replicas: int = 4) -> Drawing:
 
 
 def draw_schedules(stages: int = 4, micro_batches: int = 8) -> Drawing:
-    """Draw two schedules of a pipeline, whose backward passes take twice as long as the forward passes."""
+    """Draw the two schedules of a `Pipeline`, whose backward passes take twice as long as the forward passes."""
     label = "Schedules of a pipeline of four stages and eight micro-batches: GPipe runs all forward passes before the "
     label += "backward passes, 1F1B alternates them and keeps fewer activations, in the same time"
     drawing = Drawing(680, 360, label)
-    forward, backward = FILLS["data"][0], FILLS["sum"][0]
-    kept = (
-        ("all forward passes first: stage 0 keeps the activations of 8 micro-batches", micro_batches),
-        (
-            "a backward pass as soon as there is one: stage 0 keeps 4, stage 3 keeps 1",
-            stages,
-        ),
-    )
-    for (note, most), name, top in zip(kept, ('"gpipe"', '"1f1b"'), (26, 182), strict=True):
-        drawing.text(16, top, name, BOLD, "start")
-        drawing.text(92, top, note, DIM, "start")
-        passes = _schedule(stages, micro_batches, most)
+    colors = {"forward": FILLS["data"][0], "backward": FILLS["sum"][0]}
+    costs = {"forward": [1.0] * stages, "backward": [2.0] * stages}
+    notes = {"gpipe": "all forward passes first", "1f1b": "a backward pass as soon as there is one"}
+    for name, top in zip(notes, (26, 182), strict=True):
+        order = SCHEDULES[name](stages, micro_batches)
+        jobs = time_jobs(
+            [[(job.kind, job.micro_batch) for job in order if job.stage == k] for k in range(stages)], costs
+        )
+        first, *_, last = peak_activations(jobs)
+        kept = f"stage 0 keeps the activations of {first} micro-batches, stage {stages - 1} of {last}"
+        drawing.text(16, top, f'"{name}"', BOLD, "start")
+        drawing.text(92, top, f"{notes[name]}: {kept}", DIM, "start")
         for stage in range(stages):
             y = top + 14 + 30 * stage
             drawing.text(16, y + 18, f"stage {stage}", anchor="start")
-            drawing.cell("#eee", 92, y, 17 * max(end for *_, end in passes), 26)
-        for stage, back, batch, begin, end in passes:
-            place = 92 + 17 * begin, top + 14 + 30 * stage, 17 * (end - begin) - 1, 26
-            drawing.cell(backward if back else forward, *place, str(batch + 1))
+            drawing.cell("#eee", 92, y, round(17 * max(job.stop for job in jobs)), 26)
+        for job in jobs:
+            width = round(17 * (job.stop - job.start)) - 1
+            place = 92 + round(17 * job.start), top + 14 + 30 * job.stage, width, 26
+            drawing.cell(colors[job.kind], *place, str(job.micro_batch + 1))
     bubble = f"bubble: {stages - 1} of {micro_batches + stages - 1} parts of the time"
-    drawing.legend(330, (92, forward, "forward"), (190, backward, "backward"), (300, "#eee", bubble))
+    drawing.legend(
+        330,
+        *((x, colors[kind], kind) for kind, x in (("forward", 92), ("backward", 190))),
+        (300, "#eee", bubble),
+    )
     return drawing
-
-
-def _schedule(stages: int, micro_batches: int, most: int) -> list[tuple[int, bool, int, int, int]]:
-    """Return (stage, whether it is backward, micro-batch, begin, end) of each pass; stage 0 keeps at most `most`."""
-    gpipe, done, free = most == micro_batches, {}, [0] * stages
-    queues = []
-    for stage in range(stages):
-        first = micro_batches if gpipe else min(most - stage, micro_batches)
-        backwards = range(micro_batches - 1, -1, -1) if gpipe else range(micro_batches)
-        order = [(False, batch) for batch in range(first)]
-        for count, batch in enumerate(backwards):
-            order += [(True, batch)] + [(False, first + count)] * (first + count < micro_batches)
-        queues.append(order)
-    while any(queues):
-        for stage, queue in enumerate(queues):
-            if not queue:
-                continue
-            back, batch = queue[0]
-            before = (stage + 1, True, batch) if back else (stage - 1, False, batch)
-            before = (stage, False, batch) if back and stage == stages - 1 else before
-            if before[0] >= 0 and before not in done:
-                continue
-            begin = max(free[stage], done.get(before, 0))
-            free[stage] = done[stage, back, batch] = begin + 1 + back
-            queue.pop(0)
-    return [(*which, end - 1 - which[1], end) for which, end in done.items()]
 
 
 def draw_logo() -> str:

@@ -68,8 +68,8 @@ def interpret(name: str, value: Any, kind: str, others: tuple[type, ...] = ()) -
                 for each in difflib.get_close_matches(value.lower(), some, 1, 0.6)
             ]
             fix = f"did you mean {close[0]!r}?" if close else "pass one of its names, or an object."
-            same = [each for each in names if each.lower() == value.lower() and kind == "optimizer"]
-            fix = f"pass an instance, {same[0]}()." if same else fix  # Keras knows `Lamb` by no name
+            if kind == "optimizer" and close and close[0] == value.lower():  # Keras knows `Lamb` by no name
+                fix = f"pass an instance, {next(each for each in names if each.lower() == close[0])}()."
         elif inspect.isclass(value):
             fix = f"pass an instance, {value.__name__}()."
         raise ValueError(f"`{name}` {show(value)} is not {noun} of Keras 3: {fix}") from error

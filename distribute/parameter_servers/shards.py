@@ -129,7 +129,9 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
 
 def on_first_server(shape: Any) -> contextlib.AbstractContextManager[Any]:
     """Create variables of this shape, inside, on the first server and whole, also in the scope of the strategy."""
-    place = types.SimpleNamespace(device=FIRST_SERVER, name=FIRST_SERVER)
+    place = types.SimpleNamespace(
+        device=FIRST_SERVER, name=""
+    )  # TensorFlow reads nothing else of the other variable
     return replace_creation(
         shape,
         lambda initial, make, kwargs: make(**{**kwargs, "initial_value": initial, "colocate_with": place}),

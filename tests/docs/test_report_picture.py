@@ -1,6 +1,5 @@
 """The picture of a report shows the headings that a report has today; `make report-picture` makes it anew."""
 
-import importlib.util
 import pathlib
 
 import pytest
@@ -9,11 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def photograph():
-    spec = importlib.util.spec_from_file_location("report_picture", ROOT / ".ci" / "report_picture.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def photograph(program_of_ci):
+    return program_of_ci("report_picture")
 
 
 def test_picture_of_a_report_is_small_and_has_the_headings_of_today(photograph):

@@ -1,6 +1,5 @@
 """The site builds, and its search, run as a browser runs it, leads what people type to the page with the answer."""
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -40,11 +39,8 @@ def test_site_builds_strictly(site):
 
 
 @pytest.fixture(scope="module")
-def hooks():
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / ".ci" / "site_hooks.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def hooks(program_of_ci):
+    return program_of_ci("site_hooks")
 
 
 def test_notebooks_are_pages_with_their_outputs_and_pictures(site, hooks):

@@ -1,6 +1,5 @@
 """The recorded terminal shows lines as a terminal does, and a run that was killed and has the bits of one that was not."""
 
-import importlib.util
 import pathlib
 import re
 
@@ -10,11 +9,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def terminal():
-    spec = importlib.util.spec_from_file_location("terminal", ROOT / ".ci" / "terminal.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def terminal(program_of_ci):
+    return program_of_ci("terminal")
 
 
 def test_line_that_is_written_again_replaces_what_it_was(terminal):
