@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -12,6 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import host_kills
 import kill_driver
 from forked import Forked
 
@@ -23,9 +27,11 @@ def main() -> int:
 
     Each run is restarted until it ends and is killed up to `--most` times. Its weights, optimizer state, History,
     logs of every step, CSV lines and checkpoint names are compared with those of an uninterrupted run. The scenarios
-    are those of `tests/kill_driver.py`: one process under several strategies, sharded state and weights, a pipeline,
+    are those of `tests/kill_driver.py`: one process under several strategies, sharded state and weights, a mesh, a pipeline,
     a bucket, workers that `launch` restarts, with sharded state and stages of a pipeline, a parameter server with its
     coordinator (of which the steps are compared), and every input of `tests/resumed_inputs.py` that can be resumed exactly.
+    As root, two hosts too, as network namespaces (`tests/host_kills.py`): workers and whole hosts of a launch on both, which
+    is elastic or not. Weights of elastic runs may differ by 1e-12, because their sums have other terms.
     What is drawn: SIGKILL, SIGTERM, SIGINT or SIGUSR1; a step, a save, the end of an epoch, a validation, a restore or the
     first compilation; the process; a clock that is wrong by a day; a write that finds the disk full.
     """
@@ -42,19 +48,25 @@ def main() -> int:
     rng = random.Random(arguments.seed)
     inputs = [(name, "none") for name in kill_driver.EXACT_INPUTS]
     combinations = [*kill_driver.COMBINATIONS, *kill_driver.STORED, *kill_driver.LAUNCHED, *inputs]
+    if os.geteuid() == 0 and shutil.which("ip"):
+        combinations += host_kills.HOSTS
     if arguments.only:
         combinations = [each for each in combinations if arguments.only in " ".join(each)]
     rng.shuffle(combinations)
     covered: collections.Counter[str] = collections.Counter()
     kills_done = runs = different = 0
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Forked() as forked:
+    with contextlib.ExitStack() as stack:
+        folder, forked = stack.enter_context(tempfile.TemporaryDirectory()), stack.enter_context(Forked())
         driver = kill_driver.Driver(forked, Path(folder))
+        if any(each in host_kills.HOSTS for each in combinations):
+            hosts = stack.enter_context(host_kills.Hosts(forked, Path(folder)))
         alone = {}
         while kills_done < arguments.kills:
             scenario, strategy = combinations[runs % len(combinations)]
             several = (scenario, strategy) in kill_driver.LAUNCHED
-            run = driver.launch_killed if several else driver.run_killed
+            on_hosts = (scenario, strategy) in host_kills.HOSTS
+            run = hosts.run_killed if on_hosts else driver.launch_killed if several else driver.run_killed
             order = {"scenario": scenario, "strategy": strategy}
             if (scenario, strategy) not in alone:
                 directory = Path(folder, "alone", scenario, strategy)
@@ -62,12 +74,17 @@ def main() -> int:
                 alone[scenario, strategy] = kill_driver.read_result(directory / "result")
             directory = Path(folder, str(runs))
             most = min(arguments.kills - kills_done, rng.randint(1, arguments.most))
-            kills = [kill_driver.Kill.draw_any(rng, several) for _ in range(most)]
+            kills = [
+                host_kills.draw(rng) if on_hosts else kill_driver.Kill.draw_any(rng, several)
+                for _ in range(most)
+            ]
             count = run({**order, "directory": str(directory), "backup": True}, kills)
             for kill in kills[:count]:
                 covered.update(kill.describe(strategy))
             found = kill_driver.differences(
-                kill_driver.read_result(directory / "result"), alone[scenario, strategy]
+                kill_driver.read_result(directory / "result"),
+                alone[scenario, strategy],
+                tolerance=1e-12 * (strategy == "elastic"),
             )
             kills_done, runs, different = kills_done + count, runs + 1, different + bool(found)
             print(

@@ -2,11 +2,13 @@
 
 The launcher, pipes, process groups and signals are real. Only the tasks are not new interpreters, which would
 take five seconds each to import TensorFlow. `TASKS` has one file for each task with the environment it found.
+`NAMESPACE` names the network namespace of the launcher and its tasks, for one that is not the network of this machine.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import runpy
@@ -94,7 +96,17 @@ def _end_with(program: Callable[[], None]) -> None:
         os._exit(code)
 
 
+def _enter_namespace(name: str) -> None:
+    """Moves this thread, and what it starts from now on, into a network namespace that `ip netns` has made."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as namespace:
+        if libc.setns(namespace.fileno(), 0) != 0:
+            raise OSError(ctypes.get_errno(), f"the network namespace {name!r} cannot be entered")
+
+
 if __name__ == "__main__":
+    if "NAMESPACE" in os.environ:
+        _enter_namespace(os.environ["NAMESPACE"])
     processes.subprocess = types.SimpleNamespace(  # pyright: ignore[reportAttributeAccessIssue]
         Popen=Task, PIPE=subprocess.PIPE, DEVNULL=subprocess.DEVNULL
     )
