@@ -17,11 +17,16 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.tables import publish, spread
-from unisono.trainer.inputs.sources import make_source
+from unisono.trainer.inputs import GivenData, Reading, Source, make_source
 
 BATCH = 64
 STEPS = 50
 ROUNDS = 7
+
+
+def source_of(x: Any, y: Any = None, batch_size: int | None = None, **how: Any) -> Source:
+    """The source that `fit` makes of its arguments."""
+    return make_source(GivenData(x, y, batch_size=batch_size), Reading(tf.distribute.get_strategy(), **how))
 
 
 class Batches(keras.utils.PyDataset):
@@ -74,32 +79,32 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]
         return ((x[each], y[each]) for each in indices)
 
     result: dict[str, Kind] = {
-        "tf.data": (lambda: make_source(slices), slices),
-        "tf.data, shuffled": (lambda: make_source(shuffled), shuffled),
-        "arrays": (lambda: make_source(x, y, batch_size=BATCH), lambda: EachBatch(batches)),
+        "tf.data": (lambda: source_of(slices), slices),
+        "tf.data, shuffled": (lambda: source_of(shuffled), shuffled),
+        "arrays": (lambda: source_of(x, y, batch_size=BATCH), lambda: EachBatch(batches)),
         "arrays, shuffled": (
-            lambda: make_source(x, y, batch_size=BATCH, shuffle=True),
+            lambda: source_of(x, y, batch_size=BATCH, shuffle=True),
             lambda: gathered(x),
         ),
         "arrays too large to be copied": (
-            lambda: make_source(x, y, batch_size=BATCH, resident_bytes=0),
+            lambda: source_of(x, y, batch_size=BATCH, resident_bytes=0),
             lambda: EachBatch(batches),
         ),
         "memory-mapped": (
-            lambda: make_source(mapped, y, batch_size=BATCH),
+            lambda: source_of(mapped, y, batch_size=BATCH),
             lambda: EachBatch(Batches(mapped, y)),
         ),
         "memory-mapped, shuffled": (
-            lambda: make_source(mapped, y, batch_size=BATCH, shuffle=True),
+            lambda: source_of(mapped, y, batch_size=BATCH, shuffle=True),
             lambda: gathered(mapped),
         ),
-        "`PyDataset`": (lambda: make_source(batches), lambda: EachBatch(batches)),
-        "`PyDataset` with work": (lambda: make_source(working), lambda: EachBatch(working)),
+        "`PyDataset`": (lambda: source_of(batches), lambda: EachBatch(batches)),
+        "`PyDataset` with work": (lambda: source_of(working), lambda: EachBatch(working)),
         "`PyDataset` with work, 2 workers": (
-            lambda: make_source(Working(x, y, workers=2)),
+            lambda: source_of(Working(x, y, workers=2)),
             lambda: EachBatch(working),
         ),
-        "another iterable": (lambda: make_source(EachBatch(batches)), lambda: EachBatch(batches)),
+        "another iterable": (lambda: source_of(EachBatch(batches)), lambda: EachBatch(batches)),
     }
     try:
         import torch
@@ -110,7 +115,7 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]
     batches_of_loader = lambda: ((a.numpy(), b.numpy()) for a, b in loader)  # noqa: E731
     return {
         **result,
-        "PyTorch's `DataLoader`, in one process": (lambda: make_source(loader), batches_of_loader),
+        "PyTorch's `DataLoader`, in one process": (lambda: source_of(loader), batches_of_loader),
     }
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import tensorflow as tf
 from absent_gpus import HOST, MACHINE, PretendedMachine, absent_gpus
 from custom_step import CustomStep
+from helpers import source_of
 from tensorflow.python.framework import kernels
 
 import unisono
 from unisono.distribute.hardware.data_placement import keep_data_on
 from unisono.trainer.compilation import runner_of
-from unisono.trainer.inputs.sources.make_source import make_source
 from unisono.trainer.run.loops.compiled import XLA
 
 L = keras.layers
@@ -85,7 +85,7 @@ def with_metrics(model, optimizer):
 
 def first_chunk(model, x, y, shuffle=True):
     arguments = {"batch_size": 8, "shuffle": shuffle} if isinstance(x, np.ndarray) else {}
-    source = make_source(x, y, strategy=model.distribute_strategy, **arguments)
+    source = source_of(x, y, strategy=model.distribute_strategy, **arguments)
     source.begin_epoch(0)
     return source, source.take(4)
 

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from unisono.trainer.inputs import GivenData, Reading, Source, make_source
 
 # The summation order differs between 1 and R replicas. float32 keeps 24 bits of each partial sum, and a few steps of
 # Adam amplify the difference.
@@ -97,6 +98,20 @@ class Iterable:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
+
+
+def source_of(
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    batch_size: int | None = None,
+    steps_per_epoch: int | None = None,
+    strategy: tf.distribute.Strategy | None = None,
+    **how: Any,
+) -> Source:
+    """The source of an input, under the current strategy by default."""
+    strategy = strategy or tf.distribute.get_strategy()
+    return make_source(GivenData(x, y, sample_weight, batch_size, steps_per_epoch), Reading(strategy, **how))
 
 
 def next_batch(source: Any) -> Any:

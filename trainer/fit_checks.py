@@ -1,5 +1,6 @@
 """Checks before the first step: each error names the argument, the value and the fix."""
 
+import dataclasses
 import numbers
 import os
 from collections.abc import Mapping
@@ -23,8 +24,7 @@ from ..distribute.mesh import mesh_of
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..state.trained_model import TrainedModel
-from .inputs.input_checks import alone
-from .inputs.sources.make_source import check_shuffle, kind_of
+from .inputs.given_data import GivenData, check_shuffle
 
 _ON_THIS_MACHINE = (
     tf.distribute.OneDeviceStrategy,
@@ -52,16 +52,14 @@ def check_strategy(strategy: Any) -> None:
     )
 
 
-def global_batch_size(
-    model: TrainedModel, x: Any, batch_size: Any, per_replica_batch_size: Any
-) -> int | None:
-    """Return the global batch size of `x` from one of two arguments; None without either."""
+def with_global_batch(model: TrainedModel, data: GivenData, per_replica_batch_size: Any) -> GivenData:
+    """Return `data` in global batches of this many samples for each replica; as it is, where it is None."""
     if per_replica_batch_size is None:
-        return batch_size
-    if batch_size is not None:
+        return data
+    if data.batch_size is not None:
         raise ValueError(
             "Pass either `batch_size` (the global batch) or `per_replica_batch_size`, not both. Received: "
-            f"batch_size={batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
+            f"batch_size={data.batch_size!r} and per_replica_batch_size={per_replica_batch_size!r}"
         )
     samples = whole_number("per_replica_batch_size", per_replica_batch_size)
     if ELASTIC in os.environ:
@@ -69,9 +67,8 @@ def global_batch_size(
             f"per_replica_batch_size={samples} is invalid in an elastic launch (--nnodes MIN:MAX), because the global batch "
             "would change with the number of workers: pass `batch_size`, the global batch."
         )
-    if kind_of(x) != "array":
-        alone(kind_of(x), per_replica_batch_size=samples)
-    return samples * mesh_of(model.distribute_strategy).shape[0]
+    data.check_alone(per_replica_batch_size=samples)
+    return dataclasses.replace(data, batch_size=samples * mesh_of(model.distribute_strategy).shape[0])
 
 
 def check_home(model: TrainedModel, method: str) -> None:
@@ -162,13 +159,7 @@ def _name(strategy: Any) -> str:
 
 
 _FROM_0 = ("epochs", "initial_epoch")
-_FROM_1_OR_NONE = (
-    "batch_size",
-    "steps_per_epoch",
-    "overfit_batches",
-    "validation_steps",
-    "validation_batch_size",
-)
+_FROM_1_OR_NONE = ("overfit_batches", "validation_steps", "validation_batch_size")
 
 
 def check_fit(model: Any, arguments: Any) -> None:

@@ -10,12 +10,11 @@ from ..distribute.arguments import check_names
 from ..state.trained_model import TrainedModel
 from . import fit_checks
 from .compilation import runner_of
-from .inputs import Chunk, make_source
+from .inputs import Chunk, GivenData, Reading, make_source
 from .inputs.batch import batch_spec, sample_count, unpack
 from .inputs.class_weights import class_weights
 from .inputs.same_input import check_same_data
 from .inputs.sources.arrays import ArraySource
-from .inputs.sources.make_source import kind_of
 from .partition.steps.explain import StepExplanation
 from .partition.steps.step_partition import ModelPartition, shared_by_replicas
 from .run.checks.argument_errors import ArgumentError, check_class_weights, check_weights, explain_errors
@@ -23,6 +22,8 @@ from .run.checks.mismatch import mismatch
 from .run.checks.overflow import check_progress
 from .run.loops.compiled_calls import CompiledCall
 from .step.variable_placement import bring_along
+
+_ALL = 2**31 - 1  # samples
 
 
 class SingleBatches:
@@ -51,7 +52,8 @@ class SingleBatches:
         """
         check_names(self.train_on_batch, _unknown)
         self._ready("train_on_batch")
-        return _on_batch(self, "train", x, y, sample_weight, class_weight, return_dict)
+        logs = _on_batch(self, "train", GivenData(x, y, sample_weight, _ALL), class_weight)
+        return logs if return_dict else logs_in_order(self, logs)
 
     def test_on_batch(
         self: Any,
@@ -74,7 +76,8 @@ class SingleBatches:
         """
         check_names(self.test_on_batch, _unknown)
         self._ready("test_on_batch")
-        return _on_batch(self, "test", x, y, sample_weight, None, return_dict)
+        logs = _on_batch(self, "test", GivenData(x, y, sample_weight, _ALL))
+        return logs if return_dict else logs_in_order(self, logs)
 
     def explain_step(
         self: Any, x: Any, y: Any = None, sample_weight: Any = None, **_unknown: Never
@@ -105,7 +108,8 @@ class SingleBatches:
                 "On one device, make the model in the scope of a MirroredStrategy after "
                 "`unisono.distribute.simulate_devices(2)`."
             )
-        chunk, runner = _whole_batch(self, "explain_step", x, y, sample_weight), runner_of(self)
+        chunk = _whole_batch(self, "explain_step", GivenData(x, y, sample_weight, _ALL))
+        runner = runner_of(self)
         with runner.watch(self):
             spec = batch_spec(keras.utils.pack_x_y_sample_weight(*chunk.inputs))  # as `fit` passes it
             samples = int(sample_count(chunk.inputs))
@@ -130,7 +134,9 @@ class SingleBatches:
         bring_along(self, "predict_on_batch")
         fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)
-        inputs = _whole_batch(self, "predict_on_batch", x).inputs[:1]  # the step gets `(x,)`, as in Keras
+        inputs = _whole_batch(self, "predict_on_batch", GivenData(x, batch_size=_ALL)).inputs[
+            :1
+        ]  # the step gets `(x,)`, as in Keras
         with runner.watch(self):
             spec = batch_spec(inputs)
             runner.build(self, spec, int(sample_count(inputs)), "predict_step")
@@ -141,11 +147,9 @@ class SingleBatches:
         return keras.tree.map_structure(convert_to_np_if_not_ragged, outputs[0])
 
 
-def _on_batch(
-    model: Any, phase: str, x: Any, y: Any, sample_weight: Any, class_weight: Any, return_dict: bool
-) -> Any:
-    """Run one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras."""
-    chunk = _whole_batch(model, f"{phase}_on_batch", x, y, sample_weight, class_weight)
+def _on_batch(model: Any, phase: str, data: GivenData, class_weight: Any = None) -> dict[str, Any]:
+    """Run one step of "train" or "test", which gets `(x, y, sample_weight)`, as in Keras; return its logs."""
+    chunk = _whole_batch(model, f"{phase}_on_batch", data, class_weight)
     runner, step = runner_of(model), f"{phase}_step"
     with runner.watch(model):
         spec = batch_spec(chunk.inputs)
@@ -159,28 +163,16 @@ def _on_batch(
             _, logs = function(call)
         if phase == "train":
             check_progress(model, call, 1)
-    logs = pythonify_logs(logs)
-    return logs if return_dict else logs_in_order(model, logs)
+    return pythonify_logs(logs)
 
 
-def _whole_batch(
-    model: TrainedModel, call: str, x: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
-) -> Chunk:
-    kind = kind_of(x)
-    if kind != "array":
+def _whole_batch(model: TrainedModel, call: str, data: GivenData, class_weight: Any = None) -> Chunk:
+    if not data.has_arrays:
         raise TypeError(
-            f"`x` must be one batch of arrays, but it is a {kind}: pass one of its batches, or call `fit`, `evaluate` or "
-            "`predict`."
+            f"`x` must be one batch of arrays, but it is a {data.kind}: pass one of its batches, or call `fit`, `evaluate` "
+            "or `predict`."
         )
-    source = make_source(
-        x,
-        y,
-        sample_weight,
-        batch_size=2**31 - 1,
-        class_weight=class_weight,
-        strategy=model.distribute_strategy,
-        call=call,
-    )
+    source = make_source(data, Reading(model.distribute_strategy, call, class_weight=class_weight))
     batch = source.whole() if isinstance(source, ArraySource) else None
     if batch is None:
         source.begin_epoch(0)

@@ -190,8 +190,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         check_names(self.evaluate, _unknown)
         self._ready("evaluate")
         fit_checks.check_loop(self, verbose, callbacks)
-        size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
-        with pass_source(self, "test", x, y, sample_weight, batch_size=size, steps=steps) as source:
+        given = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size, "steps": steps}
+        with pass_source(self, "test", per_replica_batch_size, **given) as source:
             logs = evaluate(self, source, verbose, callbacks, runner_of(self))
         return logs if return_dict else logs_in_order(self, logs)
 
@@ -223,8 +223,8 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         bring_along(self, "predict")
         fit_checks.check_loop(self, verbose, callbacks)
         fit_checks.check_stateful(self, "predict")
-        size = fit_checks.global_batch_size(self, x, batch_size, per_replica_batch_size)
-        with pass_source(self, "predict", x, batch_size=size, steps=steps) as source:
+        given = {"x": x, "batch_size": batch_size, "steps": steps}
+        with pass_source(self, "predict", per_replica_batch_size, **given) as source:
             return predict(self, source, verbose, callbacks, runner_of(self))
 
     def _ready(self, method: str) -> None:

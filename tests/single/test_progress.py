@@ -8,14 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Batches
+from helpers import Batches, source_of
 
 import unisono
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.monitoring.fit_lines import speeds
 from unisono.callbacks.monitoring.progress import ProgressBar, Rate
 from unisono.state.trained_model import FitState
-from unisono.trainer.inputs import make_source
 
 
 class Terminal(io.StringIO):
@@ -216,7 +215,7 @@ TEXTS, TABLE = np.zeros((4, 6), "int32"), np.zeros((4, 6), "float32")
     ],
 )
 def test_speed_of_text_is_in_tokens_too(x, tokens):
-    source = make_source(x, batch_size=None if isinstance(x, tf.data.Dataset) else 4)
+    source = source_of(x, batch_size=None if isinstance(x, tf.data.Dataset) else 4)
     source.batch_size = 4
     assert speeds(FitState(source=source), 1.0)[1:] == ([f"{tokens} tokens/s"] if tokens else [])
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import GradientsOfItsOwn, Stop, StopAt, mirrored
+from helpers import GradientsOfItsOwn, Stop, StopAt, mirrored, source_of
 
 import unisono
 from unisono import callbacks
@@ -24,8 +24,8 @@ from unisono.compat.tensorflow_private import tf_data
 from unisono.distribute import automatic
 from unisono.distribute.hardware.program_cache import ProgramCache
 from unisono.mixed_precision import hardware
-from unisono.trainer.inputs import make_source, same_input
-from unisono.trainer.inputs.sources.dataset_source import DatasetSource
+from unisono.trainer.inputs import same_input
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource, Elements
 
 ROOT = Path(unisono.trainer.__file__).parents[1]
 PACKAGES = (
@@ -45,7 +45,7 @@ NEIGHBOURS = {
         "compat/patches.py wrap",
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
-        "trainer/inputs/sources/make_source.py _limit_steps",
+        "trainer/inputs/given_data.py limited",
         "trainer/run/fit_begin.py _cap",
         "trainer/run/loops/loop_choice.py _or_graph",
         "trainer/run/loops/loop_choice.py run",
@@ -222,8 +222,8 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
     """Before the first batch: nothing is drawn, and nothing is dropped."""
     stream = [tuple(each) for each in batches().as_numpy_iterator()]
     for make in (lambda: stream, lambda: iter(stream), lambda: batches().cache()):
-        state = make_source(make()).state()
-        source = make_source(make())
+        state = source_of(make()).state()
+        source = source_of(make())
         source.restore(state)
         source.close()
 
@@ -243,7 +243,7 @@ def one_input_made_by_two_workers(tmp_path, monkeypatch):
         same_input.check_same_input(scaled, tf.distribute.get_strategy())
     noisy = batches().map(lambda x, y: (x + tf.random.normal([1], seed=1), y))
     sent.clear()
-    first, second = (DatasetSource(noisy, None, compared=True) for _ in range(2))
+    first, second = (DatasetSource(Elements(noisy, compared=True), None) for _ in range(2))
     rows = []
     monkeypatch.setattr(same_input, "gather_numbers", lambda mine, strategy: rows.append(list(mine)) or rows)
     for source in (first, second):

@@ -13,7 +13,7 @@ from unisono.compat.tensorflow_private.tf_data import (
     count_shuffles,
     end_iterator,
 )
-from unisono.trainer.inputs.sources.dataset_source import DatasetSource
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource, Elements
 from unisono.trainer.inputs.sources.iterator_checkpoint import save_iterator
 
 
@@ -60,7 +60,7 @@ def test_epochs_do_not_wait_for_the_end_of_the_last_pass():
             ended.append(may_end.wait())
 
     dataset = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], tf.int32))
-    source = DatasetSource(dataset.batch(2), None)
+    source = DatasetSource(Elements(dataset.batch(2)), None)
     for epoch in range(3):
         source.begin_epoch(epoch)
         source.take(1)
@@ -95,7 +95,7 @@ def test_ended_iterators_leave_the_order_of_the_next_pass():
     dataset = tf.data.Dataset.range(20).shuffle(20, seed=3).batch(4)
     right = [[batch.numpy().tolist() for batch in dataset] for _ in range(3)]
     dataset = tf.data.Dataset.range(20).shuffle(20, seed=3).batch(4)
-    source, found = DatasetSource(dataset, None), []
+    source, found = DatasetSource(Elements(dataset), None), []
     for epoch in range(3):
         source.begin_epoch(epoch)
         found.append([batch.numpy().tolist() for batch in source._iterator])

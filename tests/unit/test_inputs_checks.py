@@ -4,9 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import source_of
 
 from unisono.compat.keras_private import functional
-from unisono.trainer.inputs import make_source, split_for_validation
+from unisono.trainer.inputs import GivenData
 
 X, Y = np.zeros((6, 3), "float32"), np.arange(6) % 2
 
@@ -16,7 +17,7 @@ def dataset(*arrays, batch=2):
 
 
 def test_dataset_that_turns_out_empty_is_rejected():
-    source = make_source(dataset(X).filter(lambda x: False))
+    source = source_of(dataset(X).filter(lambda x: False))
     source.begin_epoch(0)
     chunk = source.take(3)
     assert chunk.batch(0) is None
@@ -80,7 +81,7 @@ WRONG_LATER = {
 @pytest.mark.parametrize("case", WRONG_LATER)
 def test_error_in_the_middle_comes_after_the_good_batches_with_its_number(case):
     make, error, message = WRONG_LATER[case]
-    source, steps = make_source(make()), 0
+    source, steps = source_of(make()), 0
     with pytest.raises(error, match=message) as caught:
         for chunk in chunks_of(source):
             steps += chunk.steps
@@ -91,20 +92,20 @@ def test_error_in_the_middle_comes_after_the_good_batches_with_its_number(case):
 
 
 def test_generator_that_ends_early_warns_as_keras_does():
-    source = make_source(iter([(X, Y)] * 3), steps_per_epoch=5)
+    source = source_of(iter([(X, Y)] * 3), steps_per_epoch=5)
     with pytest.warns(UserWarning, match="ran out of data"):
         assert count_steps(source) == 3
 
 
 def test_shuffle_of_a_dataset_is_ignored_with_a_warning():
     with pytest.warns(UserWarning, match="`shuffle=batch` was passed, but will be ignored"):
-        make_source(dataset(X), shuffle="batch")
-    make_source(dataset(X), shuffle=True)  # the default of `fit`, so it does not warn
+        source_of(dataset(X), shuffle="batch")
+    source_of(dataset(X), shuffle=True)  # the default of `fit`, so it does not warn
 
 
 def test_generator_of_many_batch_sizes_is_read_with_few_readers():
     sizes = [1, 2, 3, 4, 5, 6, 5, 4, 3, 2, 1]
-    source = make_source((X[:size], Y[:size]) for size in sizes)
+    source = source_of((X[:size], Y[:size]) for size in sizes)
     readers, rows = set(), []
     for chunk in chunks_of(source):
         readers.add(chunk.reader)
@@ -114,24 +115,24 @@ def test_generator_of_many_batch_sizes_is_read_with_few_readers():
 
 
 def test_generator_may_vary_a_dimension_in_which_its_first_batches_differ():
-    source = make_source((np.zeros((2, length)),) for length in (3, 5, 4, 9))
+    source = source_of((np.zeros((2, length)),) for length in (3, 5, 4, 9))
     assert source.spec[0].shape.as_list() == [None, None]
     assert count_steps(source) == 4
 
 
 def test_split_takes_the_last_samples_and_rejects_what_has_none():
-    (x, y, w), (vx, vy, vw) = split_for_validation(X, {"a": Y}, None, validation_split=0.34)
-    assert (len(x), len(vx)) == (3, 3)
-    np.testing.assert_array_equal(np.concatenate([y["a"], vy["a"]]), Y)
-    assert w is None and vw is None
+    training, (vx, vy, vw) = GivenData(X, {"a": Y}).split(0.34)
+    assert (len(training.x), len(vx)) == (3, 3)
+    np.testing.assert_array_equal(np.concatenate([training.y["a"], vy["a"]]), Y)
+    assert training.sample_weight is None and vw is None
     for share in (1.5, -0.1, "0.2"):
         with pytest.raises(ValueError, match="validation_split"):
-            split_for_validation(X, validation_split=share)
+            GivenData(X).split(share)
     with pytest.raises(ValueError, match="leaves 0 for training"):
-        split_for_validation(X, validation_split=0.99)
+        GivenData(X).split(0.99)
     for stream in (dataset(X), iter([(X,)]), FailingDataset()):
         with pytest.raises(ValueError, match="pass validation_data"):
-            split_for_validation(stream, validation_split=0.5)
+            GivenData(stream).split(0.5)
 
 
 def test_class_weights_are_those_of_keras():
@@ -144,7 +145,7 @@ def test_class_weights_are_those_of_keras():
     weight = {0: 2.0, 1: 0.5, -1: 4.0}
     expected = np.where(Y == 0, 2.0, 0.5)
     for name, y in targets.items():
-        source = make_source(X, y, batch_size=4, class_weight=weight)
+        source = source_of(X, y, batch_size=4, class_weight=weight)
         found = [chunk.batch(i)[2] for chunk in chunks_of(source) for i in range(chunk.steps)]
         right = [2.0, 0.5, 1.0, 1.0, 4.0, 0.5] if name == "others weigh one" else expected
         np.testing.assert_array_equal(np.concatenate(found), np.float32(right))
@@ -166,7 +167,7 @@ def test_error_that_keras_replaced_is_found():
 
 
 def test_lists_of_numbers_in_a_batch_of_python_code_are_one_array_each():
-    source = make_source(iter([([[1.0, 2.0], [3.0, 4.0]], [0, 1])] * 2))
+    source = source_of(iter([([[1.0, 2.0], [3.0, 4.0]], [0, 1])] * 2))
     batch = next(chunks_of(source)).batch(0)
     assert [part.shape.as_list() for part in batch] == [[2, 2], [2]]
     source.close()

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import resumed_inputs
 import tensorflow as tf
-from helpers import in_threads, next_batch
+from helpers import in_threads, next_batch, source_of
 
 from unisono.compat.tensorflow_private.dataset_graph import find_held_data, pipeline_checksum
 from unisono.state.identity import described_values as content
 from unisono.state.identity.described_functions import text_of_value
-from unisono.trainer.inputs import make_source
 
 
 def arrays(change=None):
@@ -27,13 +26,13 @@ def arrays(change=None):
 
 
 def identity(*arguments, **named):
-    with contextlib.closing(make_source(*arguments, **{"batch_size": 4, **named})) as source:
+    with contextlib.closing(source_of(*arguments, **{"batch_size": 4, **named})) as source:
         return source.identity()
 
 
 def inexact(x):
     """Why this input cannot be resumed exactly, known after its first batches."""
-    with contextlib.closing(make_source(x)) as source:
+    with contextlib.closing(source_of(x)) as source:
         source.watch({})
         source.begin_epoch(0)
         next_batch(source)
@@ -262,7 +261,7 @@ def batches(source, epochs, first=0, step=0):
 def again(name, **named):
     """The source of an input as in a new process."""
     resumed_inputs.fresh()
-    source = make_source(resumed_inputs.INPUTS[name](), **named)
+    source = source_of(resumed_inputs.INPUTS[name](), **named)
     source.watch({})
     return source
 
@@ -401,7 +400,7 @@ class Drawing:
 
 def test_iterator_that_cannot_be_saved_later_is_not_asked_again(monkeypatch):
     """The first success guarantees nothing later: after the first failure, batches are drawn and dropped."""
-    source = make_source(tf.data.Dataset.from_tensor_slices((arrays(), arrays())).batch(4))
+    source = source_of(tf.data.Dataset.from_tensor_slices((arrays(), arrays())).batch(4))
     source.begin_epoch(0)
     assert source.resume_by == "iterator" and "iterator" in source.state()
     asked = []

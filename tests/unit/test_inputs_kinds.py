@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import next_batch
-
-from unisono.trainer.inputs import make_source
+from helpers import next_batch, source_of
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3)
@@ -32,7 +30,7 @@ def joined(batches, part=0):
 def test_torch_loader_gives_the_samples_of_the_arrays_and_is_read_again():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    source = make_source(torch.utils.data.DataLoader(data, batch_size=BATCH), class_weight={0: 2.0})
+    source = source_of(torch.utils.data.DataLoader(data, batch_size=BATCH), class_weight={0: 2.0})
     assert source.steps_per_epoch == 6
     for epoch in range(2):
         batches = read_epoch(source, epoch)
@@ -47,7 +45,7 @@ def test_torch_loader_goes_on_in_its_own_order():
 
     def make():
         torch.manual_seed(3)
-        return make_source(torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True))
+        return source_of(torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True))
 
     first = make()
     expected = [read_epoch(first, epoch) for epoch in range(3)]
@@ -65,9 +63,9 @@ def test_torch_loader_goes_on_in_its_own_order():
 def test_torch_tensors_are_arrays():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     x = torch.from_numpy(X).requires_grad_().t().contiguous().t()
-    batches = read_epoch(make_source(x, torch.tensor(Y), batch_size=BATCH))
+    batches = read_epoch(source_of(x, torch.tensor(Y), batch_size=BATCH))
     np.testing.assert_array_equal(joined(batches), X)
-    half = make_source(torch.ones(3, 2, dtype=torch.bfloat16))
+    half = source_of(torch.ones(3, 2, dtype=torch.bfloat16))
     assert half.spec[0].dtype == tf.float32
 
 
@@ -76,13 +74,13 @@ def test_sparse_array_of_jax_is_a_sparse_tensor():
     parts = {"indices": np.argwhere(numbers), "data": numbers[numbers > 0], "shape": numbers.shape}
     # it has no __array__
     matrix = type("BCOO", (), {"__module__": "jax.experimental.sparse.bcoo", **parts})()
-    (batch,) = read_epoch(make_source(matrix, batch_size=4, shuffle=False))
+    (batch,) = read_epoch(source_of(matrix, batch_size=4, shuffle=False))
     np.testing.assert_array_equal(tf.sparse.to_dense(batch).numpy(), numbers)
 
 
 def test_scipy_sparse_matrices_are_sparse_tensors():
     sparse = pytest.importorskip("scipy.sparse", reason="scipy is not installed")
     matrix = sparse.random(9, 5, density=0.4, format="coo", rng=np.random.default_rng(1))
-    batches = read_epoch(make_source(matrix, batch_size=4, shuffle=False))
+    batches = read_epoch(source_of(matrix, batch_size=4, shuffle=False))
     found = np.concatenate([tf.sparse.to_dense(b).numpy() for b in batches])
     np.testing.assert_allclose(found, matrix.toarray(), rtol=1e-6)

@@ -6,10 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import mirrored, next_batch
+from helpers import mirrored, next_batch, source_of
 
-from unisono.trainer.inputs import make_source
-from unisono.trainer.inputs.sources.dataset_source import DatasetSource
+from unisono.trainer.inputs.sources.dataset_source import DatasetSource, Elements
 
 ROWS, BATCH = 22, 4
 X = np.arange(ROWS, dtype="float32")
@@ -76,12 +75,12 @@ def stateful(dataset):
 def distributed(steps):
     strategy = mirrored(2)
     data = strategy.experimental_distribute_dataset(dataset().map(lambda x: x + 1))
-    return make_source(data, steps_per_epoch=steps, strategy=strategy)
+    return source_of(data, steps_per_epoch=steps, strategy=strategy)
 
 
 def read(make, endless=False, **options):
     """A function of `steps_per_epoch` that opens a new input."""
-    return lambda steps: make_source(make(), steps_per_epoch=steps or (6 if endless else None), **options)
+    return lambda steps: source_of(make(), steps_per_epoch=steps or (6 if endless else None), **options)
 
 
 # How each kind resumes, and the input.
@@ -129,7 +128,7 @@ def test_epoch_of_all_batches_that_data_says_to_have_is_followed_by_a_new_pass()
             return 6
 
     data = tf.data.Dataset.from_tensor_slices(X).batch(BATCH)
-    for source in (make_source(Sized(), steps_per_epoch=6), DatasetSource(data, 6, per_worker=True)):
+    for source in (source_of(Sized(), steps_per_epoch=6), DatasetSource(Elements(data, per_worker=True), 6)):
         for epoch in range(3):
             assert sorted(joined(epoch_of(source, epoch))) == X.tolist()
         source.close()
@@ -139,7 +138,7 @@ def test_shuffle_is_a_function_of_seed_and_epoch_alone():
     orders = {}
     for seed in (1, 2):
         for batch_size in (4, 11):
-            source = make_source(X, batch_size=batch_size, shuffle=True, seed=seed)
+            source = source_of(X, batch_size=batch_size, shuffle=True, seed=seed)
             orders[seed, batch_size] = [joined(epoch_of(source, epoch)) for epoch in (0, 1)]
             assert joined(epoch_of(source, 0)) == orders[seed, batch_size][0]
     assert orders[1, 4] == orders[1, 11]
@@ -149,41 +148,41 @@ def test_shuffle_is_a_function_of_seed_and_epoch_alone():
 
 
 def test_shuffle_by_batch_keeps_samples_in_their_batches():
-    source = make_source(X, batch_size=BATCH, shuffle="batch", seed=1)
+    source = source_of(X, batch_size=BATCH, shuffle="batch", seed=1)
     batches = epoch_of(source, 0)
     assert [sorted(batch) for batch in batches] == [X[i : i + BATCH].tolist() for i in range(0, ROWS, BATCH)]
     assert joined(batches) != X.tolist()
 
 
 def test_batch_size_follows_from_steps_as_in_keras():
-    assert make_source(X, steps_per_epoch=5).batch_size == 5
-    assert make_source(X).batch_size == 32
+    assert source_of(X, steps_per_epoch=5).batch_size == 5
+    assert source_of(X).batch_size == 32
 
 
 def test_restore_rejects_other_data_or_batches():
-    position = make_source(X, batch_size=4).state()
+    position = source_of(X, batch_size=4).state()
     with pytest.raises(ValueError, match=r"4 samples in each batch, but this one has 5"):
-        make_source(X, batch_size=5).restore(position)
+        source_of(X, batch_size=5).restore(position)
     with pytest.raises(ValueError, match=r"22 samples in each epoch, but this one has 20"):
-        make_source(X[:20], batch_size=4).restore(position)
+        source_of(X[:20], batch_size=4).restore(position)
     with pytest.raises(ValueError, match=r"has only 2 batches"):
-        make_source(iter([(X,), (X,)])).restore({"epoch": 1, "step": 0, "passes": 0, "taken": 5})
+        source_of(iter([(X,), (X,)])).restore({"epoch": 1, "step": 0, "passes": 0, "taken": 5})
 
 
 def test_restore_from_a_damaged_iterator_names_the_cause():
-    source = make_source(dataset())
+    source = source_of(dataset())
     source.begin_epoch(0)
     rows_of(source, 2)
     position = source.state()
     with pytest.raises(ValueError, match="does not fit x"):
-        make_source(dataset()).restore({**position, "iterator": position["iterator"][:-7]})
+        source_of(dataset()).restore({**position, "iterator": position["iterator"][:-7]})
 
 
 def test_generator_loses_no_batch_between_two_fits():
     stream = ((X[:1] + n,) for n in range(7))
     seen = []
     for steps in (1, 2, 3):
-        source = make_source(stream, steps_per_epoch=steps)
+        source = source_of(stream, steps_per_epoch=steps)
         seen += epoch_of(source, 0)
         source.close()
     assert seen == [[0], [1], [2], [3], [4], [5]]
@@ -192,7 +191,7 @@ def test_generator_loses_no_batch_between_two_fits():
 @pytest.mark.parametrize("processes", [False, True])
 def test_pydataset_hooks_are_called_around_every_epoch(processes):
     data = Batches(workers=2, use_multiprocessing=processes)
-    source = make_source(data)
+    source = source_of(data)
     first, second = epoch_of(source, 0), epoch_of(source, 1)
     assert data.shift == 2
     assert joined(first) == X.tolist()

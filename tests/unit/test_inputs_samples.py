@@ -6,9 +6,10 @@ import hypothesis
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import source_of
 from hypothesis import strategies as st
 
-from unisono.trainer.inputs import concat_samples, make_source, sample_count, slice_samples
+from unisono.trainer.inputs import concat_samples, sample_count, slice_samples
 from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
 from unisono.trainer.inputs.input_checks import check_equal_samples
 
@@ -102,7 +103,7 @@ def test_slices_of_any_structure_put_back_are_the_whole(plan, rows, cuts):
 def test_every_sample_of_any_structure_is_read_once(plan, rows, batch, shuffle, streamed):
     data = build(plan, rows)
     limit = {"resident_bytes": 0} if streamed else {}
-    source = make_source(data, np.arange(rows), batch_size=batch, shuffle=shuffle, seed=rows, **limit)
+    source = source_of(data, np.arange(rows), batch_size=batch, shuffle=shuffle, seed=rows, **limit)
     source.begin_epoch(0)
     batches = []
     while (chunk := source.take(4)) is not None:
@@ -148,7 +149,7 @@ def test_slice_lets_gradients_through():
 
 def test_extension_type_is_read_by_samples():
     data = Interval(tf.range(5), tf.ragged.constant([[1], [], [3, 3], [4], [5]]))
-    source = make_source(data, np.arange(5), batch_size=2, shuffle=True)
+    source = source_of(data, np.arange(5), batch_size=2, shuffle=True)
     assert source.spec[0].low.shape.as_list() == [None]
     source.begin_epoch(0)
     chunk = source.take(2)
@@ -163,7 +164,7 @@ def test_extension_type_is_read_by_samples():
 
 def test_floats_become_floatx_and_the_rest_stays():
     arrays = {k: np.ones(3, k) for k in ("float16", "float64", "int8", "uint32", "bool", "complex64")}
-    spec = make_source(arrays).spec
+    spec = source_of(arrays).spec
     expected = {k: "float32" if k.startswith("float") else k for k in arrays}
     assert {k: v.dtype.name for k, v in spec.items()} == expected
 

@@ -167,23 +167,6 @@ def name_arguments(argument: str = "", **names: str) -> Iterator[None]:
         raise
 
 
-def alone(kind: str, y: Any = None, sample_weight: Any = None, **batch_size: int | None) -> None:
-    """Reject other arguments next to an input of this kind, which has its own targets, weights and batches."""
-    for name, value, tuples in (
-        ("y", y, "(inputs, targets)"),
-        ("sample_weight", sample_weight, "(inputs, targets, sample_weights)"),
-    ):
-        if value is not None:
-            raise ValueError(
-                f"{name} ({type(value).__name__}) must not be passed when x is a {kind}; let x yield tuples {tuples}."
-            )
-    for name, size in batch_size.items():
-        if size is not None:
-            raise ValueError(
-                f"{name} ({size}) must not be passed when x is a {kind}, which has its own batches."
-            )
-
-
 def check_batched(element_spec: Any, parts: int, sharing: Sharing) -> None:
     """Reject a dataset of single samples, and one whose arrays cannot have valid numbers of samples, by its spec.
 

@@ -14,21 +14,19 @@ _MAKES_LOGS = ("compute_metrics", "get_metrics_result", "metrics")
 
 
 def callback_list(
-    model: TrainedModel,
-    callbacks: Any,
-    verbose: Any,
-    epochs: int,
-    steps: int | None,
-    add_history: bool = False,
+    model: TrainedModel, callbacks: Any, add_history: bool = False, **params: Any
 ) -> keras.callbacks.CallbackList:
-    """Return Keras' list, with callbacks that must run after the others (backups) at its end."""
+    """Return Keras' list, with callbacks that must run after the others (backups) at its end.
+
+    `params`: `verbose`, `epochs` and `steps`, which callbacks read.
+    """
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = keras.tree.flatten(callbacks) if callbacks else []
-        if verbose != 0 and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks):
+        if params["verbose"] != 0 and not any(
+            isinstance(c, keras.callbacks.ProgbarLogger) for c in callbacks
+        ):
             callbacks = [*callbacks, ProgressBar()]
-        callbacks = keras.callbacks.CallbackList(
-            callbacks, add_history=add_history, verbose=verbose, epochs=epochs, steps=steps, model=model
-        )
+        callbacks = keras.callbacks.CallbackList(callbacks, add_history=add_history, model=model, **params)
     for callback in callbacks.callbacks:
         keep_from_crash(callback, model.distribute_strategy)
     callbacks.callbacks.sort(key=lambda callback: setting(callback, "runs_last"))

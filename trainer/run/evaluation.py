@@ -15,7 +15,8 @@ from ...compat.upstream_places import (
 )
 from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...state.trained_model import TrainedModel
-from ..inputs import Source, make_source
+from ..fit_checks import with_global_batch
+from ..inputs import GivenData, Reading, Source, make_source
 from ..inputs.input_checks import name_arguments
 from ..step.train_step import forward
 from .callback_list import callback_list
@@ -29,20 +30,18 @@ _PASS_BYTES = 64 * 2**20  # of arrays: larger ones are not copied for a single p
 
 @contextlib.contextmanager
 def pass_source(
-    model: TrainedModel, phase: str, *data: Any, batch_size: int | None, steps: int | None
+    model: TrainedModel, phase: str, per_replica_batch_size: int | None, **given: Any
 ) -> Iterator[Source]:
-    """Yield the source of one "test" or "predict" pass over `data`, x, y and sample_weight; close it at the end."""
+    """Yield the source of one "test" or "predict" pass over the `GivenData` of these fields; close it at the end."""
     with name_arguments(steps_per_epoch="steps"):
-        source = make_source(
-            *data,
-            batch_size=batch_size,
-            steps_per_epoch=steps,
-            strategy=model.distribute_strategy,
-            resident_bytes=_PASS_BYTES,
-            resumable=False,
-            custom_step=model._overrides_step(f"{phase}_step"),
+        data = with_global_batch(model, GivenData(**given), per_replica_batch_size)
+        how = Reading(
+            model.distribute_strategy,
             call="predict" if phase == "predict" else "evaluate",
+            custom_step=model._overrides_step(f"{phase}_step"),
+            resident_bytes=_PASS_BYTES,
         )
+        source = make_source(data, how)
     with contextlib.closing(source):
         yield source
 
@@ -58,7 +57,7 @@ def evaluate(
     ):
         runner.build(model, source.spec, source.batch_size, "test_step")
         check_labels(model, source, "test_step")
-        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        callbacks = callback_list(model, callbacks, verbose=verbose, epochs=1, steps=source.steps_per_epoch)
         runner.make_function(model, "test")
         model.stop_evaluating = False
         callbacks.on_test_begin()
@@ -78,7 +77,7 @@ def evaluate(
 def predict(model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any) -> Any:
     """Return the outputs for one pass over `source`, in order. Context: host."""
     with runner.watch(model):
-        callbacks = callback_list(model, callbacks, verbose, 1, source.steps_per_epoch)
+        callbacks = callback_list(model, callbacks, verbose=verbose, epochs=1, steps=source.steps_per_epoch)
         runner.build(model, source.spec, source.batch_size, "predict_step")
         runner.make_function(model, "predict")
         model.stop_predicting = False

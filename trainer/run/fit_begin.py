@@ -43,11 +43,10 @@ def begin_fit(
     if chief:
         check_output_paths(given, None if any(map(may_add_logs, given)) else logs)
         if a.verbose != 0:
-            say_what_determinism_costs(model, a.x)
+            say_what_determinism_costs(model, a.data.x)
     spool = at_exit.enter_context(only_chief_writes(given, chief))
-    callbacks = callback_list(
-        model, a.callbacks, a.verbose, a.epochs, source.steps_per_epoch, add_history=True
-    )
+    params = {"verbose": a.verbose, "epochs": a.epochs, "steps": source.steps_per_epoch}
+    callbacks = callback_list(model, a.callbacks, add_history=True, **params)
     if source.home and a.verbose and chief:
         print(source.home)
     model.fit_state = FitState(

@@ -12,21 +12,19 @@ from ...compat.upstream_places import unpack_x_y_sample_weight
 from ...distribute.workers.agreement import from_chief
 from ...state.trained_model import TrainedModel
 from .. import fit_checks
-from ..inputs import Source, make_source, split_for_validation
+from ..inputs import GivenData, Reading, Source, make_source
 from ..inputs.input_checks import name_arguments
-from ..inputs.sources.derived_inputs import first_batches
-from ..inputs.sources.make_source import kind_of
 from .checks.batch_checks import check_batches
 
 
 @dataclasses.dataclass
 class FitArguments:
-    """The arguments of `fit`, checked; `batch_size` is the global batch."""
+    """The arguments of `fit`, checked; `data` are those that say what is read, of which `batch_size` is the global batch."""
 
     model: dataclasses.InitVar[TrainedModel]
-    x: Any = None
-    y: Any = None
-    batch_size: int | None = None
+    x: dataclasses.InitVar[Any] = None
+    y: dataclasses.InitVar[Any] = None
+    batch_size: dataclasses.InitVar[int | None] = None
     epochs: int = 1
     verbose: Any = "auto"
     callbacks: Any = None
@@ -34,9 +32,9 @@ class FitArguments:
     validation_data: Any = None
     shuffle: Any = True
     class_weight: Any = None
-    sample_weight: Any = None
+    sample_weight: dataclasses.InitVar[Any] = None
     initial_epoch: int = 0
-    steps_per_epoch: int | None = None
+    steps_per_epoch: dataclasses.InitVar[int | None] = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: Any = 1
@@ -44,8 +42,10 @@ class FitArguments:
     fast_dev_run: bool = False
     overfit_batches: int | None = None
 
-    def __post_init__(self, model: TrainedModel, per_replica_batch_size: int | None) -> None:
-        self.batch_size = fit_checks.global_batch_size(model, self.x, self.batch_size, per_replica_batch_size)
+    def __post_init__(self, model: TrainedModel, *given: Any) -> None:
+        x, y, batch_size, sample_weight, steps_per_epoch, per_replica_batch_size = given
+        data = GivenData(x, y, sample_weight, batch_size, steps_per_epoch)
+        self.data = fit_checks.with_global_batch(model, data, per_replica_batch_size)
         fit_checks.check_fit(model, self)
         if self.fast_dev_run:
             self.callbacks, self.validation_freq = one_batch_of_everything(self.callbacks), 1
@@ -54,50 +54,30 @@ class FitArguments:
 def sources(model: TrainedModel, a: FitArguments) -> tuple[Source, Source | None]:
     """Return the inputs of training and of validation (None without one). Context: host, on every worker."""
     strategy = model.distribute_strategy
-    x, y, sample_weight, validation_data = a.x, a.y, a.sample_weight, a.validation_data
+    data, validation_data, shuffle = a.data, a.validation_data, a.shuffle
     if a.validation_split and validation_data is None:
-        (x, y, sample_weight), validation_data = split_for_validation(
-            x, y, sample_weight, validation_split=a.validation_split
-        )
-    batch_size, steps, shuffle = a.batch_size, a.steps_per_epoch, a.shuffle
+        data, validation_data = data.split(a.validation_split)
     if a.overfit_batches is not None:
-        x, y, sample_weight, batch_size = first_batches(
-            x, y, sample_weight, a.overfit_batches, batch_size, steps
-        )
-        steps, shuffle = None, False
-    named = find_named_generators(keras.tree.flatten(a.callbacks))
-    source = make_source(
-        x,
-        y,
-        sample_weight,
-        batch_size=batch_size,
-        steps_per_epoch=steps,
-        shuffle=shuffle,
-        class_weight=a.class_weight,
-        seed=int(from_chief([float(_peek_seed())], strategy)[0]) if shuffle else 0,
-        strategy=strategy,
+        data, shuffle = data.first(a.overfit_batches), False
+    how = Reading(
+        strategy,
         custom_step=model._overrides_step("train_step"),
-        named=named,
+        shuffle=shuffle,
+        seed=int(from_chief([float(_peek_seed())], strategy)[0]) if shuffle else 0,
+        class_weight=a.class_weight,
+        named=find_named_generators(keras.tree.flatten(a.callbacks)),
     )
+    source = make_source(data, how)
     if validation_data is None:
         return source, None
-    val_x, val_y, val_weight = unpack_x_y_sample_weight(validation_data)
-    val_size = a.validation_batch_size
     names = {"batch_size": "validation_batch_size", "steps_per_epoch": "validation_steps"}
     with name_arguments("validation_data", **names):
-        if val_size is None and kind_of(val_x) == "array":
-            val_size = a.batch_size
-        validation = make_source(
-            val_x,
-            val_y,
-            val_weight,
-            batch_size=val_size,
-            steps_per_epoch=a.validation_steps,
-            strategy=strategy,
-            other=source,
-            custom_step=model._overrides_step("test_step"),
-            named=named,
-        )
+        x, y, sample_weight = unpack_x_y_sample_weight(validation_data)
+        given = GivenData(x, y, sample_weight, a.validation_batch_size, a.validation_steps)
+        if given.batch_size is None and given.has_arrays:
+            given = dataclasses.replace(given, batch_size=a.data.batch_size)
+        how = Reading(strategy, custom_step=model._overrides_step("test_step"), named=how.named, other=source)
+        validation = make_source(given, how)
         check_batches(model, validation.spec, "test_step")
     return source, validation
 

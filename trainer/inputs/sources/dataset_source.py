@@ -31,20 +31,39 @@ from .source import Chunk, Source
 _log = logging.getLogger("unisono")
 
 
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """A dataset whose elements are batches, or parts of them.
+
+    Attributes:
+        dataset: what yields them.
+        parts: elements that make one batch (one for each replica of this worker).
+        per_worker: whether they are this worker's samples only.
+        by_replica: whether they depend on the number of replicas.
+        batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
+        compared: whether the workers compare what they read.
+    """
+
+    dataset: tf.data.Dataset
+    parts: int = 1
+    per_worker: bool = False
+    by_replica: bool = False
+    batches: int | None = None
+    compared: bool = False
+
+    def count(self) -> int:
+        """Return the batches of a pass, like the cardinality of a dataset."""
+        if self.batches is not None:
+            return self.batches
+        elements = int(self.dataset.cardinality())
+        return -(-elements // self.parts) if elements > 0 else elements
+
+
 class DatasetSource(Source):
     """Batches of a dataset, through one iterator for each pass. Owns the iterator.
 
     The iterator's own checkpoint is its position, where every part of the pipeline can be saved; otherwise a
-    resumed run draws and drops the used batches.
-
-    Args:
-        dataset: its elements are the batches, or parts of them.
-        parts: elements that make one batch (one for each replica of this worker).
-        per_worker: whether the elements are this worker's samples only.
-        by_replica: whether the elements depend on the number of replicas.
-        batches: of a pass, like the cardinality of a dataset; None: the cardinality of `dataset`.
-        resumable: whether its position will be requested.
-        compared: whether the workers compare what they read.
+    resumed run draws and drops the used batches. `resumable`: whether its position will be requested.
     """
 
     _iterator: Any = None
@@ -52,29 +71,18 @@ class DatasetSource(Source):
     _early: Any = None
     _asked = 0
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        steps_per_epoch: int | None,
-        parts: int = 1,
-        per_worker: bool = False,
-        by_replica: bool = False,
-        batches: int | None = None,
-        resumable: bool = True,
-        compared: bool = False,
-    ) -> None:
+    def __init__(self, elements: Elements, steps_per_epoch: int | None, resumable: bool = True) -> None:
         need("Training from a `tf.data.Dataset`")
-        self._by_replica = by_replica
-        if compared:
+        dataset, parts, per_worker = elements.dataset, elements.parts, elements.per_worker
+        self._by_replica = elements.by_replica
+        if elements.compared:
             self.digest = plain_variable(tf.zeros([1, 2], tf.int64), [None, 2])
             with tf.device("CPU:0"):  # read while a GPU waits
                 self._drawn = plain_variable(tf.zeros([2], tf.int64))
         self._given, self._dataset = dataset, save_exactly(dataset) if resumable else dataset
         self._element_spec = dataset.element_spec
         self._parts, self.per_worker = parts, per_worker
-        if batches is None:
-            elements = int(dataset.cardinality())
-            batches = -(-elements // parts) if elements > 0 else elements
+        batches = elements.count()
         if batches == tf.data.INFINITE_CARDINALITY and steps_per_epoch is None:
             raise ValueError("steps_per_epoch (None) must be set for a dataset that never ends.")
         if batches == 0:

@@ -14,21 +14,6 @@ from ..outside_state import RecordedCalls, explain_drawn_ahead
 from ..value_checks import LabelRule, check_values
 from .feed import BatchForm, FedSource, form_of
 
-_END = object()
-
-
-def with_places(items: Iterator[Any], places: Iterable[str]) -> Iterator[Any]:
-    """Yield `items`; an error of the code that yields them gets a note with the position in the input."""
-    for place in places:
-        try:
-            item = next(items, _END)
-        except Exception as error:
-            error.add_note(f"Raised by the input: {place} (counted from 0).")
-            raise
-        if item is _END:
-            return
-        yield item
-
 
 class PythonSource(FedSource):
     """Batches from Python code, converted to one structure, and checked against at most two `first` items, made here."""

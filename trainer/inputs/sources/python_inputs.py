@@ -8,15 +8,15 @@ import json
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from ....compat.side_table import SideTable
-from ..input_checks import Sharing
+from ..given_data import GivenData, Reading, with_places
 from ..outside_state import RecordedCalls
 from ..position import Position, SampleOrder
 from .feed import BatchForm
-from .python_batches import PythonSource, with_places
+from .python_batches import PythonSource
 from .source import Chunk
 
 _log = logging.getLogger("unisono")
@@ -37,23 +37,16 @@ class StreamSource(PythonSource):
     and kept for the first epoch.
     """
 
-    def __init__(
-        self,
-        stream: Any,
-        kind: str,
-        steps_per_epoch: int | None,
-        steady: bool,
-        sharing: Sharing,
-        named: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, data: GivenData, how: Reading) -> None:
+        stream, kind = data.x, data.kind
         self._stream, self.rewinds = stream, not hasattr(stream, "__next__")
         expected = _length(stream) if self.rewinds else None
-        self.position = Position(steps_per_epoch, expected=expected, one_pass=not self.rewinds)
-        self._calls = RecordedCalls(stream, named)
+        self.position = Position(data.steps, expected=expected, one_pass=not self.rewinds)
+        self._calls = RecordedCalls(stream, how.named)
         self._start_pass()
         unread = self._take_unread()
         drawn = with_places(self._iterator, (f"batch {n} of the {kind}" for n in range(len(unread), 2)))
-        super().__init__(kind, itertools.chain(unread, drawn), steady, sharing)
+        super().__init__(kind, itertools.chain(unread, drawn), how.several_workers, how.sharing)
 
     def _start_pass(self, saved: Sequence[dict[str, str]] = ()) -> None:
         self._iterator: Iterator[Any] = self._calls.call(lambda: iter(self._stream), saved)
@@ -144,23 +137,15 @@ class PyDatasetSource(PythonSource):
 
     resume_by = "index"
 
-    def __init__(
-        self,
-        dataset: Any,
-        shuffle: bool | str,
-        seed: int,
-        steps_per_epoch: int | None,
-        steady: bool,
-        sharing: Sharing,
-        named: Mapping[str, Any],
-    ) -> None:
-        self._dataset, self._calls = dataset, RecordedCalls(dataset, named)
-        self._make_order = lambda: _batch_order(dataset, bool(shuffle), seed, steps_per_epoch)
+    def __init__(self, data: GivenData, how: Reading) -> None:
+        dataset, shuffle = data.x, bool(how.shuffle)
+        self._dataset, self._calls = dataset, RecordedCalls(dataset, how.named)
+        self._make_order = lambda: _batch_order(dataset, shuffle, how.seed, data.steps)
         self.position: SampleOrder = self._make_order()
         numbers = range(min(2, self.position.samples))
         places = (f"batch {number} of the PyDataset" for number in numbers)
         first = with_places((dataset[number] for number in numbers), places)
-        super().__init__("PyDataset", first, steady, sharing)
+        super().__init__("PyDataset", first, how.several_workers, how.sharing)
         self._inside = False
 
     def begin_epoch(self, epoch: int) -> None:
