@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parent.parent.parent
-sys.path[:0] = map(str, HERE.parents[:2])  # also `helpers`, for CONTRIBUTING.md
+sys.path[:0] = map(str, (HERE.parent, HERE.parents[1] / "helpers"))  # also `helpers`, for CONTRIBUTING.md
 
 from blocks import BEFORE, NOT_RUN, TOOLS, Block, blocks_of  # noqa: E402
 

@@ -6,7 +6,13 @@ A case is a plain specification that can be printed and run again; see `python -
 """
 
 import os
+import sys
+from pathlib import Path
 
 os.environ.setdefault(
     "UNISONO_CACHE", ""
 )  # what is drawn compiles anew, and leaves nothing in the user's folder
+
+HELPERS = str(Path(__file__).resolve().parents[1] / "helpers")
+if HELPERS not in sys.path:  # pytest's `pythonpath` has it
+    sys.path.append(HELPERS)

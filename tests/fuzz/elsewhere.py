@@ -11,9 +11,9 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from helpers import Stop, StopAt
 
 import unisono
-from tests.helpers import Stop, StopAt
 from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 from .case import Case, written

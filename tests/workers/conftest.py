@@ -142,7 +142,7 @@ class Launched:
         self._tasks = folder / "tasks"
         self._tasks.mkdir(parents=True)
         env = {"TASKS": str(self._tasks), "PYTHONPATH": QUIET["PYTHONPATH"]}
-        program = ROOT / "tests" / "forking_launcher.py"
+        program = ROOT / "tests" / "helpers" / "forking_launcher.py"
         self._child = forked.start(program, *arguments, folder=folder, env=env, **self._files)
         self.pid, self.returncode = self._child.pid, None
 

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from children import ROOT
 from helpers import Stop, StopAt
 
 import unisono
@@ -19,7 +20,6 @@ from unisono.callbacks.monitoring import profiler
 from unisono.compat.keras_private.callbacks import find_profiled_steps
 from unisono.distribute.workers.addresses import free_ports
 
-ROOT = Path(__file__).parents[2]
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
 
 

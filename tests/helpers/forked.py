@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 AS_FOR_USERS = ("parameter_servers.py",)
 """The programs that need what users have; see `cheap_graphs`."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from children import HELPERS, ROOT
 from helpers import mirrored
 
 import unisono
@@ -300,8 +300,8 @@ REAL = ("wandb", "mlflow", "swanlab", "comet_ml", "neptune_tensorflow_keras")
 def test_real_tracker_logs_each_step_as_in_plain_keras(package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}: pip install {package}")
-    program = pathlib.Path(__file__).parents[1] / "real_trackers.py"
-    environment = {**os.environ, "PYTHONPATH": str(program.parents[1])}
+    program = HELPERS / "real_trackers.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, program, package, tmp_path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
