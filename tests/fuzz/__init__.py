@@ -16,3 +16,6 @@ os.environ.setdefault(
 HELPERS = str(Path(__file__).resolve().parents[1] / "helpers")
 if HELPERS not in sys.path:  # pytest's `pythonpath` has it
     sys.path.append(HELPERS)
+from children import import_tested_tree  # noqa: E402
+
+import_tested_tree()  # also for the workers that the tester starts

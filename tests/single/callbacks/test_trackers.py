@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from children import HELPERS, ROOT
+from children import HELPERS
 from helpers import mirrored
 
 import unisono
@@ -301,9 +300,8 @@ def test_real_tracker_logs_each_step_as_in_plain_keras(package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}: pip install {package}")
     program = HELPERS / "real_trackers.py"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, program, package, tmp_path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found["unisono"]) == len(found["keras"]) >= EPOCHS * STEPS / 10
