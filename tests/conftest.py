@@ -20,9 +20,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited if a shell st
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+from children import import_tested_tree
 from forked import Forked, Forks
 from shared_out import in_order
 
+import_tested_tree()
 _FORKS = pytest.StashKey[Forks]()
 
 

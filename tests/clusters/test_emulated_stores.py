@@ -7,12 +7,10 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from clusters.test_s3 import run, same
 
-import unisono
 from unisono.distribute.workers.addresses import free_ports, listens
 
 pytestmark = [pytest.mark.long, pytest.mark.clusters, pytest.mark.process]
@@ -48,7 +46,7 @@ def azure(port):
 def test_killed_run_ends_with_the_same_bits(scheme, emulator, tmp_path):
     [port] = free_ports(1)
     command, variables = emulator(port)
-    environment = {**os.environ, **variables, "PYTHONPATH": str(Path(unisono.__file__).parents[1])}
+    environment = {**os.environ, **variables}
     with contextlib.ExitStack() as stack:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         server = stack.enter_context(subprocess.Popen(command, cwd=tmp_path, **quiet))

@@ -73,7 +73,7 @@ class Machine:
         times = ("--timeout", TIMEOUT, "--restarts", restarts)
         words = ("--nnodes", nnodes, *place, *times, "--rdzv-endpoint", endpoint, PROGRAM)
         command = [sys.executable, "-m", "unisono", "launch", *map(str, (*words, *arguments))]
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
         with open(self._log, "a") as log:
             self.process = subprocess.Popen(
                 ["ip", "netns", "exec", self.name, *command],
@@ -206,7 +206,7 @@ def undisturbed(tmp_path):
         folder = tmp_path / "undisturbed"
         folder.mkdir()
         command = [sys.executable, "-m", "unisono", "launch", "--workers", "2", PROGRAM, folder, epochs]
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
             [*map(str, command)], env={**os.environ, **quiet}, capture_output=True, text=True, check=True
         )
@@ -354,7 +354,7 @@ def test_second_attempt_of_a_job_takes_over_and_the_first_ends(tmp_path, undistu
     hold(tmp_path, 1)
     logs = [tmp_path / "first.log", tmp_path / "second.log"]
     words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-m", "unisono", "launch"]
-    common = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    common = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     pods = []
     try:
         for log in logs:

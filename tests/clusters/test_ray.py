@@ -18,8 +18,6 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
@@ -42,7 +40,7 @@ def cluster(tmp_path_factory):
     (folder / "token").write_text(secrets.token_hex(32))
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder / "token")  # else Ray writes one into the home directory
     variables = {
-        "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}",
+        "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{Path(__file__).parent}",
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }

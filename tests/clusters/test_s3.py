@@ -6,12 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-import unisono
 
 pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
@@ -57,7 +54,6 @@ def environment():
         "AWS_ACCESS_KEY_ID": "an-access-key",
         "AWS_SECRET_ACCESS_KEY": "a-secret-key",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "PYTHONPATH": str(Path(unisono.__file__).parents[1]),
     }
     os.environ.update(set_here)
     import s3fs

@@ -17,9 +17,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parent.parent.parent
-sys.path[:0] = map(str, HERE.parents[:2])  # also `helpers`, for CONTRIBUTING.md
+sys.path[:0] = map(str, (HERE.parent, HERE.parents[1] / "helpers"))  # also `helpers`, for CONTRIBUTING.md
 
 from blocks import BEFORE, NOT_RUN, TOOLS, Block, blocks_of  # noqa: E402
+from children import import_tested_tree  # noqa: E402
+
+import_tested_tree()
 
 # Commands whose output a page shows.
 CHECKED = "$ python -m unisono backups "
@@ -71,8 +74,7 @@ def check_output(block: Block, where: str) -> None:
     """Runs the command of a block and compares its output, except times and sizes, with the block."""
     command, _, shown = block.code.partition("\n")
     words = [sys.executable, *command.removeprefix("$ python ").split()]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    printed = subprocess.run(words, env=env, capture_output=True, text=True).stdout
+    printed = subprocess.run(words, capture_output=True, text=True).stdout
     if _without_chance(printed) != _without_chance(shown):
         sys.exit(f"{where} shows\n{shown}\nbut the command prints\n{printed}")
     print(f"{where}: ok", flush=True)

@@ -67,7 +67,7 @@ def test_copied_commands_have_no_prompt(page):
 OWN = ("unisono", "trainer", "callbacks", "state", "mixed_precision", "optimizers", "distribute", "compat")
 OWN += ("tests", "benchmarks")
 NAMES = {path.name for folder in (*OWN, "examples") for path in (ROOT / folder).rglob("*.py")}
-READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/test_my_layer.py", "train.py")
+READERS_OWN = ("trainer.py", "callbacks.py", "tests/single/trainer/test_my_layer.py", "train.py")
 
 
 @pytest.mark.parametrize("page", [*PAGES, *DESIGN])

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from helpers import Stop, StopAt
 
 import unisono
-from tests.helpers import Stop, StopAt
 from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 from .case import Case, written
 from .run import Numbers, run, strategy_of
 
-ROOT = Path(__file__).parents[2]
 SECONDS = 240  # until a worker must have ended
 
 
@@ -58,7 +57,7 @@ def _start_and_wait(case: Case, count: int, folder: Path) -> list[dict[str, np.n
         plan(RequestedCluster(workers=count, replicas_per_worker=1, timeout=60), [])
     ):
         command = [sys.executable, "-m", "tests.fuzz.worker", written(case), str(folder / f"{index}.npz")]
-        environment = {**os.environ, **task.env, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, **task.env, "CUDA_VISIBLE_DEVICES": ""}
         with logs[index].open("w") as log:
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             processes.append(subprocess.Popen(command, env=environment, **streams))

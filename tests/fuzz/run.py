@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers import copies_are_equal, mirrored
 
 import unisono
-from tests.helpers import copies_are_equal, mirrored
 from unisono.optimizers.building import optimizers_of
 
 from .case import Case

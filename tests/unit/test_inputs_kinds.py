@@ -1,4 +1,4 @@
-"""Inputs of other libraries give the samples of the arrays in order; `tests/single/test_input_kinds.py` has the rest."""
+"""Inputs of other libraries give the samples of the arrays in order; `test_input_kinds.py` has the rest."""
 
 import numpy as np
 import pytest

@@ -212,7 +212,7 @@ def test_architecture_page_names_every_package_and_no_file_that_is_gone():
     packages = {path.parent.name for name in LEVELS for path in (ROOT / name).rglob("__init__.py")}
     assert packages <= listed
     files = re.findall(r"`(?:tests/)?([\w/]+\.py)`", page)
-    homes = [ROOT, ROOT / "tests", *(ROOT / "tests").iterdir(), *(ROOT / name for name in LEVELS)]
+    homes = [ROOT, ROOT / "tests", *(ROOT / "tests").rglob("*"), *(ROOT / name for name in LEVELS)]
     assert len(files) > 10
     assert not [file for file in files if not any((home / file).is_file() for home in homes)]
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and path.name[0] not in "._"}

@@ -10,16 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
+from children import HELPERS, ROOT
 
 from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 PROGRAMS = Path(__file__).parent / "programs"
-ROOT = Path(__file__).parents[2]
 QUIET = {
     **os.environ,
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
 }
 
 
@@ -141,8 +140,8 @@ class Launched:
         self._folder, self._files = folder, {kind: folder / f"launcher.{kind}" for kind in ("out", "err")}
         self._tasks = folder / "tasks"
         self._tasks.mkdir(parents=True)
-        env = {"TASKS": str(self._tasks), "PYTHONPATH": QUIET["PYTHONPATH"]}
-        program = ROOT / "tests" / "forking_launcher.py"
+        env = {"TASKS": str(self._tasks)}
+        program = HELPERS / "forking_launcher.py"
         self._child = forked.start(program, *arguments, folder=folder, env=env, **self._files)
         self.pid, self.returncode = self._child.pid, None
 

@@ -41,7 +41,7 @@ class Job:
         (folder / "train.py").write_text(script)
         (port,) = free_ports(1)
         here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        here |= {"UNISONO_TIMEOUT": "60", "PYTHONPATH": QUIET["PYTHONPATH"]}
+        here["UNISONO_TIMEOUT"] = "60"
         self.env = [{**QUIET, **pod.env, **here} for pod in make_pods(manifest)]
         self.folder, self.log = folder, (folder / "log").open("w")
         self.failed, self.statuses, self.pods = 0, [], {}

@@ -9,8 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-
-from tests.helpers import Batches
+from helpers import Batches
 
 from ..case import Case, Output
 from ..rules import has_targets, per_step

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2] / "helpers"))
 from custom_loop import trained
 from tensorflow.python.eager import context
 

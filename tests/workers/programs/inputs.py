@@ -10,7 +10,7 @@ import tensorflow as tf
 import unisono
 from unisono.distribute import auto_strategy, worker_index
 
-# A smaller last batch is another graph: see `fit.py` and `tests/single/test_input_kinds.py`.
+# A smaller last batch is another graph: see `fit.py` and `tests/single/trainer/inputs/test_input_kinds.py`.
 ROWS, BATCH = 24, 8
 random = np.random.default_rng(0)
 X = random.normal(size=(ROWS, 4)).astype("float32")
@@ -187,7 +187,7 @@ MODELS = {
     "gathering": (gathering_model, "mse", lambda: X),
     "mixing": (mixing_model, "mse", lambda: X),
 }
-# These only differ in how a process reads its samples, which `tests/single/test_input_kinds.py` checks.
+# These only differ in how a process reads its samples, which `tests/single/trainer/inputs/test_input_kinds.py` checks.
 READ_AS_OTHERS = ("memory-mapped", "PyDataset", "PyDataset with threads")
 CASES = [
     *(("dense", kind) for kind in KINDS if kind not in READ_AS_OTHERS),

@@ -19,7 +19,7 @@ import warnings
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[2] / "helpers"))
 from forked import Forked
 
 from unisono.distribute.launcher.tasks import RequestedCluster, plan

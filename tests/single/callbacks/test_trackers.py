@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import pathlib
 import subprocess
 import sys
 
@@ -13,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from children import HELPERS
 from helpers import mirrored
 
 import unisono
@@ -300,10 +299,9 @@ REAL = ("wandb", "mlflow", "swanlab", "comet_ml", "neptune_tensorflow_keras")
 def test_real_tracker_logs_each_step_as_in_plain_keras(package, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}: pip install {package}")
-    program = pathlib.Path(__file__).parents[1] / "real_trackers.py"
-    environment = {**os.environ, "PYTHONPATH": str(program.parents[1])}
+    program = HELPERS / "real_trackers.py"
     command = [sys.executable, program, package, tmp_path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found["unisono"]) == len(found["keras"]) >= EPOCHS * STEPS / 10

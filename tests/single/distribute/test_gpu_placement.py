@@ -1,13 +1,13 @@
 """Steps traced for two absent GPUs: where TensorFlow would run each operation, and what each step would copy."""
 
 import json
-import pathlib
 
 import pytest
+from children import HELPERS
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
-PROGRAM = pathlib.Path(__file__).parents[1] / "gpu_traces.py"
+PROGRAM = HELPERS / "gpu_traces.py"
 # Sample indices and their count.
 INPUT_ONLY = {"AddV2", "AssignVariableOp", "Cast", "ExpandDims", "Mul", "Pack", "Reshape"}
 FROM_HOST = INPUT_ONLY | {"GatherV2", "Slice"}  # the host selects the samples

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import assert_equal, mirrored
+
+import unisono
+from unisono.commands import main
 from uses.bench import Bench, X
 from uses.wrong_callbacks import PLACES, SETTINGS
 from uses.wrong_compile import COMPILE, MODELS
@@ -18,9 +21,6 @@ from uses.wrong_data import DATA, STEPS
 from uses.wrong_distribution import COMMANDS, ENVIRONMENT, PIPELINES, PRECISION, STRATEGIES
 from uses.wrong_fit import ARGUMENTS, INPUTS, METHODS
 from uses.wrong_optimizers import OPTIMIZERS, PIECES
-
-import unisono
-from unisono.commands import main
 
 TABLES = {
     "inputs": INPUTS,

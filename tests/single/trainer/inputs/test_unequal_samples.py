@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import Batches, GradientsOfItsOwn, mirrored, scope
 
 import unisono
-from tests.helpers import Batches, GradientsOfItsOwn, mirrored, scope
 
 pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)

@@ -1,6 +1,6 @@
 """A plugin for pytest: strategies of tests compute on four parts of one GPU, instead of four logical CPU devices.
 
-    PYTHONPATH=tests UNISONO_TEST_GPUS=1 NVIDIA_TF32_OVERRIDE=0 TF_FORCE_GPU_ALLOW_GROWTH=true \
+    PYTHONPATH=tests/helpers UNISONO_TEST_GPUS=1 NVIDIA_TF32_OVERRIDE=0 TF_FORCE_GPU_ALLOW_GROWTH=true \
         python -m pytest -p gpu_parts -n 8 -m "not long and not process" -o filterwarnings=default tests/single
 
 UNISONO_TEST_DETERMINISTIC=1 adds deterministic operations, for tests that compare bits. Tests of what only CPUs do fail: the

@@ -6,10 +6,10 @@ import warnings
 
 import keras
 import pytest
-from uses.bench import Bench
-from uses.right import BOTH, OURS
 
 import unisono
+from uses.bench import Bench
+from uses.right import BOTH, OURS
 
 
 def errors_of(uses, namespace, folder):

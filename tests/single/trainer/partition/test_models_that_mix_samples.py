@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored
 from parity import Balanced, OfCall, X, Y, assert_parity, centered, trained
 
 import unisono
-from tests.helpers import FLOAT64, GradientsOfItsOwn, assert_close, mirrored
 from unisono.distribute import gather
 
 pytestmark = pytest.mark.usefixtures("float64")

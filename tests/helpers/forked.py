@@ -23,7 +23,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from children import import_tested_tree
+
 AS_FOR_USERS = ("parameter_servers.py",)
 """The programs that need what users have; see `cheap_graphs`."""
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
@@ -77,7 +78,7 @@ def _started(*arguments: Any, stdin: int) -> subprocess.Popen[bytes]:
     """Starts this file in a new interpreter, which keeps the given descriptors open."""
     environment = {**os.environ, **QUIET}
     environment.pop("TF_CONFIG", None)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    import_tested_tree(environment)
     kept = [each for each in arguments if isinstance(each, int)]
     command = [sys.executable, __file__, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, pass_fds=kept, stdin=stdin)

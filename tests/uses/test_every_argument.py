@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 import pytest
-from uses.bench import Bench
-from uses.every_argument import NOT_HERE, UNCHECKED, Subject, arguments_of, subjects
-from uses.values import KINDS, VALUES
 
 import unisono
 from unisono import callbacks
+from uses.bench import Bench
+from uses.every_argument import NOT_HERE, UNCHECKED, Subject, arguments_of, subjects
+from uses.values import KINDS, VALUES
 
 ERRORS = (ValueError, TypeError, OSError, RuntimeError)
 LONGEST = 700  # characters in a message

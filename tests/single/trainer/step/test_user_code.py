@@ -7,11 +7,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import GradientsOfItsOwn, assert_equal, copies_are_equal, mirrored, resumed, scope
+from helpers import TwoLayers as Net
 from keras import ops
 
 import unisono
-from tests.helpers import GradientsOfItsOwn, assert_equal, copies_are_equal, mirrored, resumed, scope
-from tests.helpers import TwoLayers as Net
 from unisono.distribute import gather
 from unisono.trainer.partition.steps import step_collectives
 

@@ -4,13 +4,13 @@ import functools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import helpers
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from children import HELPERS
 
 import unisono
 
@@ -140,7 +140,7 @@ def test_compiled_functions_have_the_numbers_of_keras(way):
 @pytest.mark.parametrize("onednn", ["0", "1"])
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_applications_take_a_step_and_predict_as_in_keras(name, onednn):
-    program = Path(__file__).parents[1] / "applications.py"
+    program = HELPERS / "applications.py"
     command = [sys.executable, str(program), name, str(APPLICATIONS[name])]
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": onednn}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-DEPLOY = pathlib.Path(__file__).parents[1] / "docs" / "deploy"
+DEPLOY = pathlib.Path(__file__).parents[2] / "docs" / "deploy"
 UID = "7f2c1f0e-0000-4000-8000-000000000001"
 
 

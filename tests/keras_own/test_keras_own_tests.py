@@ -7,6 +7,7 @@ import pathlib
 import re
 
 import pytest
+
 from keras_own.expected import ALONE, CANNOT_HOLD, IN_THE_LONG_RUN, PACKAGES, TRAINER
 from keras_own.substitution import cases, modules, names_in, run
 

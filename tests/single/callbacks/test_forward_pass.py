@@ -1,18 +1,18 @@
 """`FitState.forward_pass`: the callback of the guide renews batch statistics in one more pass over the training data."""
 
-import pathlib
 import re
 
 import helpers
 import keras
 import numpy as np
+from children import ROOT
 
 import unisono
 
 ROWS = 11
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X[:, :1] * 2
-GUIDE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "guides" / "resume.md"
+GUIDE = ROOT / "docs" / "guides" / "resume.md"
 
 
 def renewing():

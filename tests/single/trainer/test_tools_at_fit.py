@@ -2,7 +2,6 @@
 
 import copy
 import io
-import os
 import pathlib
 import pickle
 import subprocess
@@ -98,8 +97,7 @@ print(seen)
 @pytest.mark.parametrize("when", ["before", "after import", "after use"])
 def test_tool_that_is_switched_on_at_any_time_sees_each_fit_once(when):
     command = [sys.executable, "-c", TOOL, when]
-    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(unisono.__file__).parents[1])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "['unisono.trainer.model', 'keras.src.models.sequential']\n", done.stderr
 
 

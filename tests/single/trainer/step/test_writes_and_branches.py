@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import assert_close, mirrored, scope, strategy
 
 import unisono
-from tests.helpers import assert_close, mirrored, scope, strategy
 
 pytestmark = pytest.mark.usefixtures("float64")
 RNG = np.random.default_rng(0)

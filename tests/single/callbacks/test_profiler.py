@@ -1,6 +1,5 @@
 """Profiles of a range of steps, and on request from outside."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from unisono.callbacks.monitoring import profiler
 from unisono.compat.keras_private.callbacks import find_profiled_steps
 from unisono.distribute.workers.addresses import free_ports
 
-ROOT = Path(__file__).parents[2]
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
 
 
@@ -100,8 +98,7 @@ def test_profile_on_demand_from_outside(tmp_path):
     trained.fit(X, Y, verbose=0, callbacks=[callback])
     command = ["profile", "--service", f"localhost:{port}", "--log-dir", str(tmp_path), "--seconds", "1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen([sys.executable, "-m", "unisono", *command], env=environment, **pipes)
+    process = subprocess.Popen([sys.executable, "-m", "unisono", *command], **pipes)
     while process.poll() is None:
         trained.fit(X, Y, epochs=5, verbose=0, callbacks=[callback])
         time.sleep(0.05)  # the other process needs the processor to import TensorFlow
