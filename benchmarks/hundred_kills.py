@@ -27,12 +27,12 @@ def main() -> int:
 
     Each run is restarted until it ends and is killed up to `--most` times. Its weights, optimizer state, History,
     logs of every step, CSV lines and checkpoint names are compared with those of an uninterrupted run. The scenarios
-    are those of `tests/helpers/kill_driver.py`: one process under several strategies, sharded state and weights, a mesh, a
-    pipeline, a bucket, workers that `launch` restarts, with sharded state and stages of a pipeline, a parameter server with its
-    coordinator (of which the steps are compared), and every input of
-    `tests/helpers/resumed_inputs.py` that can be resumed exactly.
-    As root, two hosts too, as network namespaces (`tests/helpers/host_kills.py`): workers and whole hosts of a launch on both, which
-    is elastic or not. Weights of elastic runs may differ by 1e-12, because their sums have other terms.
+    are those of `tests/helpers/kill_driver.py`: one process under several strategies, sharded state and weights, a mesh,
+    a pipeline, a bucket, workers that `launch` restarts, with sharded state and stages of a pipeline, a parameter server
+    with its coordinator (of which the steps are compared), and every input of `tests/helpers/resumed_inputs.py` that can
+    be resumed exactly. As root, two hosts too, as network namespaces (`tests/helpers/host_kills.py`): workers and whole
+    hosts of a launch on both, which is elastic or not. Weights of elastic runs may differ by 1e-12, because their sums
+    have other terms.
     What is drawn: SIGKILL, SIGTERM, SIGINT or SIGUSR1; a step, a save, the end of an epoch, a validation, a restore or the
     first compilation; the process; a clock that is wrong by a day; a write that finds the disk full.
     """
