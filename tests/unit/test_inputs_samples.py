@@ -10,7 +10,7 @@ from helpers import source_of
 from hypothesis import strategies as st
 
 from unisono.trainer.inputs import concat_samples, sample_count, slice_samples
-from unisono.trainer.inputs.batch import batch_spec, gather_samples, slice_units, unit_count
+from unisono.trainer.inputs.batch import batch_spec, slice_units, take_samples, unit_count
 from unisono.trainer.inputs.input_checks import check_equal_samples
 
 # Timings are meaningless on a busy machine.
@@ -115,7 +115,7 @@ def test_every_sample_of_any_structure_is_read_once(plan, rows, batch, shuffle, 
         assert all(tf.nest.flatten(fits))
     joined_x, order = concat_samples(batches)
     assert sorted(order.numpy().tolist()) == list(range(rows))
-    assert plain(joined_x) == plain(gather_samples(tensors(data), order))
+    assert plain(joined_x) == plain(take_samples(tensors(data), order))
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse", "string", "matrix"])

@@ -137,9 +137,9 @@ def on_device(device: str | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
-def gather_samples(structure: Any, indices: tf.Tensor) -> Any:
+def take_samples(structure: Any, indices: tf.Tensor) -> Any:
     """Return the samples with these numbers, an integer vector, in that order; of `SparseRows` a `tf.SparseTensor`."""
-    return map_leaves(lambda leaf: _gather_leaf(leaf, indices), structure)
+    return map_leaves(lambda leaf: _take_leaf(leaf, indices), structure)
 
 
 def is_extension(leaf: Any) -> bool:
@@ -151,7 +151,7 @@ def _tensor_fields(leaf: Any) -> dict[str, Any]:
     return {name: v for name, v in vars(leaf).items() if tf.is_tensor(v) or is_extension(v)}
 
 
-def _gather_leaf(leaf: Any, indices: tf.Tensor) -> Any:
+def _take_leaf(leaf: Any, indices: tf.Tensor) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         leaf = sparse_rows(leaf)
     if isinstance(leaf, SparseRows):

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ....distribute.hardware.data_placement import DataHome
 from ....state.identity.described_values import checksum
-from ..batch import batch_spec, gather_samples, slice_samples
+from ..batch import batch_spec, slice_samples, take_samples
 from ..convert import as_resident, cast_floats
 from ..position import SampleOrder
 from .feed import BatchForm, FedSource, form_of
@@ -116,7 +116,7 @@ class StreamedArrays(FedSource):
             elif order is None:
                 part = slice_samples(leaf, start, start + count)
             else:
-                part = gather_samples(leaf, tf.constant(chosen))
+                part = take_samples(leaf, tf.constant(chosen))
             return cast_floats(part)
 
         with tf.device("CPU:0"):

@@ -11,10 +11,10 @@ from ....distribute.step_context import here
 from ..batch import (
     batch_spec,
     concat_samples,
-    gather_samples,
     map_leaves,
     on_device,
     slice_samples,
+    take_samples,
 )
 from ..digests import digest_of
 from ..value_checks import LabelRule, assert_values
@@ -68,13 +68,13 @@ class ArrayReader:
         if here.reads_under_xla and known is not None:
             numbers = begin + tf.range(known, dtype=tf.int64)
             numbers = numbers if orders is None else tf.gather(orders[replica], numbers)
-            return gather_samples(copies[replica], numbers)
+            return take_samples(copies[replica], numbers)
         if orders is None:
             return slice_samples(copies[replica], begin, end, known, self.devices[replica])
         with on_device(host):
             where = tf.reshape(begin, [1])
         with tf.device(self.devices[replica]):
-            return gather_samples(copies[replica], tf.slice(orders[replica], where, size))
+            return take_samples(copies[replica], tf.slice(orders[replica], where, size))
 
 
 @dataclasses.dataclass(frozen=True)
