@@ -343,7 +343,7 @@ def data(rows: int) -> tuple[Any, Any]:
     return x, (x @ rng.normal(size=(6, 3))).argmax(1)
 
 
-def network(dropout: float = 0.3, last: str = "float32") -> Any:
+def network(dropout: float = 0.3, last: str = "float32", synchronized: bool = False) -> Any:
     """Layers with every kind of state: weights, averages, seeds."""
     import keras
 
@@ -353,7 +353,7 @@ def network(dropout: float = 0.3, last: str = "float32") -> Any:
         [
             keras.layers.Dense(8, activation="relu"),
             keras.layers.Dropout(dropout),
-            keras.layers.BatchNormalization(),
+            keras.layers.BatchNormalization(synchronized=synchronized),
             keras.layers.Dense(3, dtype=last),
         ]
     )
@@ -420,7 +420,7 @@ def scenario_float64(folder: Path, scope: Any) -> tuple[Any, ...]:
     keras.backend.set_floatx("float64")
     x, y = data(70)
     with scope:
-        model = network(dropout=0.0, last="float64")
+        model = network(dropout=0.0, last="float64", synchronized=True)
         model.compile(keras.optimizers.Adam(3e-2), cross_entropy(), metrics=["accuracy"])
     return (
         model,
