@@ -29,8 +29,9 @@ def _find_unpadded(padded: tf.Tensor, splits: tf.Tensor) -> list[tf.Tensor]:
     """Return the values in a padded tensor; those that it has not, because it is too short, are 0."""
     (samples,) = _find_sample_numbers(splits)
     places = tf.range(splits[-1]) - tf.gather(splits, samples)
-    length = tf.shape(padded, splits.dtype)[1]
-    found = tf.gather_nd(padded, tf.stack([samples, tf.minimum(places, length - 1)], 1))
+    count, length, *rest = tf.unstack(tf.shape(padded, splits.dtype), padded.shape.rank)
+    flat = tf.reshape(padded, tf.stack([count * length, *rest]))
+    found = tf.gather(flat, samples * length + tf.minimum(places, length - 1))
     within = tf.reshape(places < length, [-1, *[1] * (found.shape.rank - 1)])
     return [tf.where(within, found, tf.zeros([], found.dtype))]
 
@@ -102,20 +103,24 @@ def _differentiate_padding(attributes: Any, inputs: Any, gradient: Any) -> list[
 
     It must have all samples, and whole values, and padding that is a constant.
     """
-    if attributes[attributes.index("row_partition_types") + 1] != [b"ROW_SPLITS"]:
+    if {*attributes[attributes.index("row_partition_types") + 1]} != {b"ROW_SPLITS"}:
         return None
-    shape, values, default, splits = inputs
+    shape, values, default, *splits = inputs
     asked = tf.get_static_value(shape, partial=True)
     if asked is None or tf.get_static_value(default) is None or values.shape.rank is None:
         return None
-    extents = [-1, None, *values.shape[1:]]
+    axes = range(1, 1 + len(splits))
+    extents = [-1, *[None for _ in axes], *values.shape[1:]]
     alike = asked.ndim == 0 or all(
-        each == -1 or (number and each == extents[number]) or number == 1 for number, each in enumerate(asked)
+        each == -1 or (number and each == extents[number]) or number in axes
+        for number, each in enumerate(asked)
     )
     if not alike:
         return None
-    padded = tf.ensure_shape(gradient, [None, None, *values.shape[1:]])
-    return [None, take_values(padded, splits), None, None]
+    found = tf.ensure_shape(gradient, [None, *extents[1:]])
+    for each in splits:
+        found = take_values(found, each)
+    return [None, found, None, *[None for _ in splits]]
 
 
 OWN_GRADIENTS["RaggedTensorToTensor"] = _differentiate_padding

@@ -113,25 +113,33 @@ def check_combined_samples(arrays: list[tuple[str, Any]]) -> list[Any]:
     return _check_equal(arrays, sentence)
 
 
-def check_combined_values(arrays: list[tuple[str, Any]]) -> list[Any]:
-    """Return checks that samples have as many values in all these ragged or sparse arrays, which a step combines."""
-    (name, first), *others = arrays
-    checks = []
-    for path, leaf in others:
+def check_combined_values(arrays: list[tuple[str, Any, int]]) -> list[Any]:
+    """Return checks that samples have as many values in all these ragged or sparse arrays, which a step combines.
+
+    Each has its path, and the number of its ragged dimensions that must be equal.
+    """
+    (name, first, depth), *others = arrays
+    checks, expected = [], _count_values(first, depth)
+    for path, leaf, depth in others:
         sentence = f"Each sample of `{path}` must have as many values as in `{name}`, because the step combines them."
-        equal = tf.reduce_all(tf.equal(_count_values(leaf), _count_values(first)))
-        checks.append(tf.debugging.Assert(equal, [sentence]))
+        pairs = zip(_count_values(leaf, depth), expected)
+        equal = [tf.reduce_all(_equal(one, another)) for one, another in pairs]
+        checks.append(tf.debugging.Assert(tf.reduce_all(equal), [sentence]))
     return checks
 
 
-def _count_values(leaf: Any) -> tf.Tensor:
-    """Return the number of values of each sample, int64 `(samples,)`."""
+def _equal(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+    """Compare lengths; of inner dimensions there are unequally many where outer ones differ."""
+    return tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
+
+
+def _count_values(leaf: Any, depth: int) -> list[tf.Tensor]:
+    """Return the number of values of each sample, int64 `(samples,)`, and of each value of an outer ragged dimension."""
     if isinstance(leaf, tf.RaggedTensor):
-        return tf.cast(leaf.row_lengths(), tf.int64)
+        return [tf.cast(each, tf.int64) for each in leaf.nested_row_lengths()[:depth]]
     samples = tf.cast(leaf.dense_shape[0], tf.int32)
-    return tf.math.bincount(
-        tf.cast(leaf.indices[:, 0], tf.int32), minlength=samples, maxlength=samples, dtype=tf.int64
-    )
+    numbers = tf.cast(leaf.indices[:, 0], tf.int32)
+    return [tf.math.bincount(numbers, minlength=samples, maxlength=samples, dtype=tf.int64)]
 
 
 def _check_equal(arrays: list[tuple[str, Any]], sentence: str) -> list[Any]:

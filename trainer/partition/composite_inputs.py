@@ -5,22 +5,32 @@ import dataclasses
 from .labels import Label, Ragged, label_offsets, label_sharded, sizes, with_label
 from .program import Value
 from .sizes.positions import IN_COLUMN
-from .sizes.size import Extent
+from .sizes.size import Entries, Extent, Samples
 from .sizes.size_arrays import as_sizes
 
 
 @dataclasses.dataclass(frozen=True)
 class RaggedInput:
-    """A ragged array: the numbers of its `inputs`, which are values and offsets."""
+    """A ragged array: the numbers of its `inputs`, which are values, and offsets of each ragged dimension, outer first."""
 
-    inputs: tuple[int, int]
+    inputs: tuple[int, ...]
 
-    def describe(self, values: Value, offsets: Value) -> None:
+    def count(self, names: dict[int, list[Samples]]) -> None:
+        """Name the number of entries of each input; of offsets, of what has them."""
+        values, first, *others = self.inputs
+        count = names[first][0]
+        for number in (*others, values):
+            count = Entries(count)
+            names[number] = [count, *names[number][1:]]
+
+    def describe(self, values: Value, *offsets: Value) -> None:
         """Set what is known of the inputs."""
-        chosen = _find_choice(values, offsets)
-        _set_label(values, label_sharded(0, chosen=chosen))
-        _set_label(offsets, label_offsets(chosen))
-        offsets.shape = [chosen.samples + 1]
+        owner = None
+        for each, inner in zip(offsets, (*offsets[1:], values)):
+            chosen = _find_choice(inner, each)
+            _set_label(each, label_offsets(chosen, owner))
+            each.shape, owner = [chosen.samples + 1], chosen
+        _set_label(values, label_sharded(0, chosen=owner))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +42,12 @@ class SparseInput:
 
     inputs: tuple[int, int, int]
     sample_shape: tuple[int | None, ...]
+
+    def count(self, names: dict[int, list[Samples]]) -> None:
+        """Name the number of entries, which places and values have alike."""
+        *entries, shape = self.inputs
+        count = Entries(names[shape][0])
+        names |= {number: [count, *names[number][1:]] for number in entries}
 
     def describe(self, places: Value, values: Value, shape: Value) -> None:
         """Set what is known of the inputs."""

@@ -15,8 +15,8 @@ class Label(NamedTuple):
         PARTIAL_SUM  T = sum_r t_r
         PARTIAL_MAX, PARTIAL_MIN              T = max_r t_r, min_r t_r
         SIZES        T = t_r, except that element `axis` is the local extent of a sharded axis
-        OFFSETS      T = where the values of each sample of a ragged array begin, and where the last ones end; t_r counts
-                     from this replica's first value
+        OFFSETS      T = where the values of each sample of a ragged array, or of each of other ragged values, begin, and
+                     where the last ones end; t_r counts from this replica's first value
         PLACES       T = concat_r t_r but for what t_r counts from: numbers that are positions of values of a ragged array
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
         STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
@@ -30,8 +30,8 @@ class Label(NamedTuple):
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
         chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain. Of the values of
-            a ragged array, of which each sample has its own number, and of their OFFSETS: `Ragged`; of PLACES: `Places`.
-            `Joined`, if T is in another order.
+            a ragged array, of which each sample has its own number: `Ragged`; of PLACES and OFFSETS: `Places`. `Joined`, if
+            T is in another order. Of SIZES, `Places`: the element is one more than the extent of what has the positions.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Label(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """By which the values of a ragged array belong to the samples of the batch: the sizes of both, for every batch.
+    """By which values of a ragged array belong to samples, or to other ragged values: the sizes of both, for every batch.
 
     Arrays with equal sizes have equal offsets, which the step checks. `filled`: each sample has a value.
     """
@@ -107,9 +107,9 @@ def sizes(axis: int, chosen: Any = None) -> Label:
     return Label("sizes", axis, chosen=chosen)
 
 
-def label_offsets(values: Ragged) -> Label:
-    """Return the label of where the values of samples begin, and the last ones end."""
-    return Label("offsets", chosen=values)
+def label_offsets(values: Ragged, of: Ragged | None = None) -> Label:
+    """Return the label of where the values of samples, or of other ragged values, begin, and the last ones end."""
+    return Label("offsets", chosen=Places(values, of))
 
 
 def label_places(values: Ragged, of: Ragged | None = None) -> Label:

@@ -49,9 +49,7 @@ def partition_graph(
     named = dict.fromkeys([*leaves, *(number for array in arrays for number in array.inputs)])
     names = {n: [Samples(), *(Length() for _ in graph.inputs[n].shape[1:])] for n in named}
     for array in arrays:
-        *entries, extents = array.inputs
-        count = Entries(names[extents][0])
-        names |= {number: [count, *names[number][1:]] for number in entries}
+        array.count(names)
     whole: set[str] = set()
 
     def find_groups() -> dict[Samples, list[int]]:

@@ -166,8 +166,7 @@ def _symbolically(model: TrainedModel, spec: Any) -> None:
             "example in `output_signature`, or with `tf.ensure_shape` in `dataset.map`."
         )
     if _needs_real_tensors(spec):
-        _build_with_placeholders(model, spec)
-        spec = (None,)
+        return _build_with_placeholders(model, spec)
     batch, optimizer = keras.tree.map_structure(_symbolic, spec), model.optimizer
     if optimizer is not None and not optimizer.built:
         with pretend_built(optimizer):

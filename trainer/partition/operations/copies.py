@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, counts_values, is_not_gathered, is_partial, is_sharded
+from ..labels import (
+    PARTIAL_SUM,
+    REPLICATED,
+    counts_values,
+    is_not_gathered,
+    is_partial,
+    is_places,
+    is_sharded,
+)
 from ..sizes.bounds import ANY, Interval, bound_by, is_finite
 from ..sizes.positions import keep_progression
 from ..sizes.size import equal, if_known
@@ -14,6 +22,7 @@ from .call import Call, Ruling, View, keep_shape
 from .number_rules import keep_list_elements, move_elements, negate, numbers_of
 from .row import COMPARES, add_rows, part_by_terms
 from .terms import SUM, Terms, terms_of_broadcast
+from .value_places import entries_of
 
 
 def add_elementwise(types: str, **fields: Any) -> None:
@@ -110,6 +119,7 @@ _LIKE: Any = {"shape": keep_shape(), "of_sizes": True}
 
 def _label_like(view: View) -> Ruling:
     (label,) = view.labels
+    label = entries_of(label) if is_places(label) else label
     return view.gather() if counts_values(label) else ([None], [label if is_sharded(label) else REPLICATED])
 
 

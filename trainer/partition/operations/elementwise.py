@@ -27,7 +27,7 @@ from .number_rules import (
 )
 from .row import add_rows, is_any, is_factor, part_by_terms
 from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
-from .value_places import label_difference, label_one_of_places, label_sum_of_places
+from .value_places import label_difference, label_not_negative, label_one_of_places, label_sum_of_places
 
 
 def _label_negative(view: View) -> Ruling | None:
@@ -139,7 +139,7 @@ add_elementwise(
     "NotEqual", terms=_terms_of_comparison, numbers=compute_each(lambda x, y: negate(equal(x, y)))
 )
 add_elementwise("LessEqual", numbers=compute_each(at_most))
-add_elementwise("GreaterEqual", numbers=compute_each(lambda x, y: at_most(y, x)))
+add_elementwise("GreaterEqual", label=label_not_negative, numbers=compute_each(lambda x, y: at_most(y, x)))
 add_elementwise("Less", numbers=compute_each(lambda x, y: negate(at_most(y, x))))
 add_elementwise("Greater", numbers=compute_each(lambda x, y: negate(at_most(x, y))))
 

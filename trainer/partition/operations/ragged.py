@@ -28,17 +28,29 @@ from ..sizes.size import Extent, Length, Size, count_entries
 from ..sizes.size_arrays import Unknown
 from .call import Call, ReplicaCall, Ruling, Shapes, View, require
 from .row import add_rows
+from .value_places import entries_of
 
 
 def _count_values(call: Call, number: int) -> Extent:
     """Return how many values there are, by their offsets, the input of this number."""
     label = call.values[number].label
-    return label.chosen.values if is_offsets(label) else None
+    return label.chosen.values.values if is_offsets(label) else None
 
 
 def _values_of(offsets: Label) -> Label:
     """Return the label of the values that have these offsets."""
-    return label_sharded(0, chosen=require(offsets.chosen if is_offsets(offsets) else None))
+    return label_sharded(0, chosen=require(offsets.chosen.values if is_offsets(offsets) else None))
+
+
+def _owner(offsets: Label) -> Ragged | None:
+    """Return the ragged values that have these offsets; None: samples have."""
+    return offsets.chosen.of if is_offsets(offsets) else None
+
+
+def _label_numbers(view: View) -> Ruling:
+    """Label the numbers of samples; those of other values that have these are positions."""
+    values, owner = _values_of(view.labels[0]), _owner(view.labels[0])
+    return [None], [values if owner is None else label_places(owner, values.chosen)]
 
 
 def _copy_numbers(call: ReplicaCall, given: list[Any]) -> list[Any]:
@@ -51,9 +63,9 @@ def _copy_numbers(call: ReplicaCall, given: list[Any]) -> list[Any]:
 
 add_rows(
     SAMPLE_NUMBERS,
-    label=lambda view: ([None], [_values_of(view.labels[0])]),
+    label=_label_numbers,
     shape=lambda call: [[_count_values(call, 0)]],
-    progression=lambda call, shape: OF_SAMPLES,
+    progression=lambda call, shape: OF_SAMPLES if _owner(call.values[0].label) is None else None,
     bounds=bound_by(0, 2**31 - 1),
     copy=_copy_numbers,
 )
@@ -61,7 +73,10 @@ add_rows(
 
 def _label_unpadded(view: View) -> Ruling:
     values = _values_of(view.labels[1])
-    return [require(label_sharded(0) if view.labels[0] == label_sharded(0) else None), None], [values]
+    return [
+        require(entries_of(view.labels[1]) if view.labels[0] == entries_of(view.labels[1]) else None),
+        None,
+    ], [values]
 
 
 add_rows(
@@ -72,47 +87,55 @@ add_rows(
 
 
 def _find_asked(call: Call) -> list[Extent]:
-    """Return the shape that a padded tensor is to have, whose only ragged axis is that of its offsets; -1: as needed."""
-    if call.op.get_attr("row_partition_types") != [b"ROW_SPLITS"]:
-        return require(None)
-    found = call.constant(0)
-    return found.tolist() if found.ndim else [-1] * (1 + call.rank(1))
+    """Return the shape that a padded tensor is to have, whose ragged axes are those of its offsets; -1: as needed."""
+    kinds = call.op.get_attr("row_partition_types")
+    found = require(call.constant(0) if {*kinds} == {b"ROW_SPLITS"} else None)
+    return found.tolist() if found.ndim else [-1] * (len(kinds) + call.rank(1))
+
+
+def _find_one_asked(call: Call) -> list[Extent]:
+    """Return it for one ragged axis."""
+    return require(_find_asked(call) if len(call.values) == 4 else None)
 
 
 def _find_padded(call: Call) -> Shapes:
-    asked, samples = _find_asked(call), call.shape(3)[0]
+    asked, samples = _find_one_asked(call), call.shape(3)[0]
     longest = Size.of(Length()) if asked[1] in (-1, None) else asked[1]  # the same everywhere
     own = [None if samples is None else samples - 1, longest, *call.shape(1)[1:]]
     return [[mine if each == -1 or n == 1 else each for n, (mine, each) in enumerate(zip(own, asked))]]
 
 
 def _label_padded(view: View) -> Ruling:
-    (samples, longest, *_), values = _find_asked(view), _values_of(view.labels[3])
-    fits = view.labels[1] == values and samples in (-1, values.chosen.samples) and longest != -1
-    return [require(sizes(0) if fits else None), None, REPLICATED, None], [label_sharded(0)]
+    (samples, longest, *_), values = _find_one_asked(view), _values_of(view.labels[3])
+    made = entries_of(view.labels[3])
+    fits = view.labels[1] == values and longest != -1
+    fits &= samples == -1 or (samples == require(view.shape(3)[0]) - 1 and not made.chosen)
+    asked = REPLICATED if made.chosen else sizes(0)
+    return [require(asked if fits else None), None, REPLICATED, None], [made]
 
 
 def _pad_to_longest(call: Call) -> Callable[..., list[tf.Tensor]] | None:
-    """Return the padding to the length of the longest sample of the batch, which no replica knows."""
-    offsets, asked = call.values[-1].label, _find_asked(call)
-    if not is_offsets(offsets) or asked[1] != -1:
+    """Return the padding along one ragged axis after the other, the inner first, to the longest length of the batch."""
+    asked, axes = _find_asked(call), len(call.values) - 3
+    if not all(is_offsets(value.label) for value in call.values[3:]) or (axes == 1 and asked[1] != -1):
         return None
 
-    def pad(shape: tf.Tensor, values: tf.Tensor, default: tf.Tensor, splits: tf.Tensor) -> list[tf.Tensor]:
-        longest = tf.reduce_max(splits[1:] - splits[:-1])
-        rest = [tf.constant(-1, shape.dtype)] * (len(asked) - 2)
-        rest = tf.unstack(shape)[2:] if shape.shape.rank else rest
-        return [
-            tf.raw_ops.RaggedTensorToTensor(
-                shape=tf.stack(
-                    [-1 if not shape.shape.rank else shape[0], tf.cast(longest, shape.dtype), *rest]
-                ),
+    def pad(shape: tf.Tensor, values: tf.Tensor, default: tf.Tensor, *offsets: tf.Tensor) -> list[tf.Tensor]:
+        given = tf.unstack(shape, axes + len(values.shape)) if shape.shape.rank else None
+        for axis, splits in reversed([*enumerate(offsets, 1)]):
+            lengths = splits[1:] - splits[:-1]  # there may be none
+            longest = tf.maximum(tf.reduce_max(lengths), 0) if asked[axis] == -1 else asked[axis]
+            first = given[0] if given and axis == 1 else -1
+            rest = given[axes + 1 :] if given and axis == axes else [-1] * (len(values.shape) - 1)
+            extents = [tf.cast(each, shape.dtype) for each in (first, longest, *rest)]
+            values = tf.raw_ops.RaggedTensorToTensor(
+                shape=tf.stack(extents),
                 values=values,
                 default_value=default,
                 row_partition_tensors=[splits],
                 row_partition_types=["ROW_SPLITS"],
             )
-        ]
+        return [values]
 
     return pad
 

@@ -24,7 +24,9 @@ def _label_sizes(view: View) -> Ruling:
     made = []
     for label in view.labels:
         label = entries_of(label) if is_places(label) else label
-        if not is_sharded(label) or view.type == "Rank":
+        if is_offsets(label) and label.chosen.of and view.type != "Rank":
+            made.append(sizes(0, label.chosen))
+        elif not is_sharded(label) or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":
             made.append(PARTIAL_SUM if label.chosen else sizes(0))
@@ -43,7 +45,7 @@ def _copy_sizes(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the sizes; of offsets, which have no axis that is divided, those of one device."""
     found = [*call.make(given)]
     for number, label in enumerate(value.label for value in call.values):
-        if is_offsets(label):
+        if is_offsets(label) and not label.chosen.of:
             found[number] = find_whole(found[number] - 1, call.places[0]) + 1
     return found
 

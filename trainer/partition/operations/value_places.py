@@ -3,6 +3,8 @@
 from ..labels import (
     REPLICATED,
     Label,
+    Places,
+    is_offsets,
     is_places,
     label_offsets,
     label_places,
@@ -14,13 +16,13 @@ from .call import Ruling, View, require
 
 
 def entries_of(label: Label) -> Label:
-    """Return the label of numbers that count from nothing, one for each of these positions."""
+    """Return the label of numbers that count from nothing, one for each of these positions, or for what has offsets."""
     return label_sharded(0, chosen=label.chosen.of)
 
 
 def label_some_offsets(view: View) -> Ruling:
     """Label where values of samples begin, or end, in a slice of their offsets; the first one, and how many there are."""
-    values = view.labels[0].chosen
+    values, owner = view.labels[0].chosen
     if (
         view.shape(1) != [1]
         or view.attr("new_axis_mask")
@@ -33,8 +35,8 @@ def label_some_offsets(view: View) -> Ruling:
         made = {0: REPLICATED, -1: sizes(0, values)}
         return view.keep(require(made.get(view.fixed(1)[0])))
     last = None if view.attr("end_mask") else view.fixed(2)[0]
-    places = label_places(values)
-    found = {(0, None): label_offsets(values), (1, None): places, (0, -1): places}
+    places = label_places(values, owner)
+    found = {(0, None): label_offsets(values, owner), (1, None): places, (0, -1): places}
     return view.keep(require(found.get((first, last))))
 
 
@@ -47,6 +49,9 @@ def label_sum_of_places(view: View) -> Ruling | None:
 def label_difference(view: View) -> Ruling | None:
     """Label the difference of two positions, or of positions and numbers."""
     places, other = view.labels
+    if isinstance(places.chosen, Places) and places.kind == "sizes":  # how many offsets there are
+        one = other == REPLICATED and view.values[1].constant is not None and view.constant(1).tolist() == 1
+        return [None, None], [require(sizes(0, places.chosen.of) if one else None)]
     if is_places(places) and other == places:
         return [None, None], [entries_of(places)]
     return _label_moved(view, 0) if is_places(places) else None
@@ -61,19 +66,36 @@ def _label_moved(view: View, number: int, *more: int) -> Ruling:
 
 
 def label_one_of_places(view: View) -> Ruling | None:
-    """Label one of two positions."""
+    """Label one of two positions, or the larger one of a position and 0."""
     place, other = view.labels
-    return ([None, None], [place]) if is_places(place) and other == place else None
+    kept = other == place or (view.type == "Maximum" and _is_compared_with_zero(view))
+    return ([None, None], [place]) if is_places(place) and kept else None
+
+
+def label_not_negative(view: View) -> Ruling | None:
+    """Label whether positions are at least 0; None: there are none."""
+    return ([None, None], [entries_of(view.labels[0])]) if _is_compared_with_zero(view) else None
+
+
+def _is_compared_with_zero(view: View) -> bool:
+    """Return whether positions meet zeros: they are at least 0 wherever they count from."""
+    (place, other), (positions, zeros) = view.labels, view.values
+    alike = is_places(place) and other in (REPLICATED, entries_of(place))
+    return alike and positions.interval[0] >= 0 and zeros.interval == (0, 0)
 
 
 def label_found_values(view: View) -> Ruling | None:
-    """Label the ragged values at some positions; None: there are none."""
+    """Label the ragged values at some positions, or offsets at other ones, as of two dimensions made one; None: neither."""
     values, places = view.labels[:2]
-    if not is_places(places) or values != label_sharded(0, chosen=places.chosen.values):
+    if is_offsets(values) and is_offsets(places) and values.chosen.of == places.chosen.values:
+        found = label_offsets(values.chosen.values, places.chosen.of)
+    elif is_places(places) and values == label_sharded(0, chosen=places.chosen.values):
+        found = entries_of(places)
+    else:
         return None
     if view.rank(1) != 1 or view.axes(2) != [0] or view.attr("batch_dims"):
         raise Unknown
-    return [None, None, REPLICATED], [entries_of(places)]
+    return [None, None, REPLICATED], [found]
 
 
 def label_sums_at_places(view: View) -> Ruling | None:

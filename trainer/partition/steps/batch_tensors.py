@@ -1,4 +1,4 @@
-"""The tensors of a batch: a ragged array has its values and its offsets, a sparse one its places, values and shape."""
+"""The tensors of a batch: a ragged array has values and offsets, a sparse one places, values and shape."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -30,7 +30,7 @@ def find_composite(spec: Any) -> list[RaggedInput | SparseInput]:
     found, number = list[RaggedInput | SparseInput](), 0
     for leaf in tf.nest.flatten(spec):
         if isinstance(leaf, tf.RaggedTensorSpec):
-            found.append(RaggedInput((number, number + 1)))
+            found.append(RaggedInput(tuple(range(number, number + 1 + leaf.ragged_rank))))
         elif isinstance(leaf, tf.SparseTensorSpec):
             found.append(SparseInput((number, number + 1, number + 2), tuple(leaf.shape[1:])))
         number += len(tensors_of(leaf))
@@ -42,9 +42,7 @@ def describe_unsupported(path: str, spec: Any) -> str | None:
     if isinstance(spec, tf.SparseTensorSpec):
         return None if spec.shape.rank else f"the rank of the sparse array `{path}` is not known"
     if isinstance(spec, tf.RaggedTensorSpec):
-        if spec.ragged_rank == 1 and spec.shape.rank is not None:
-            return None
-        return f"only inputs with one ragged dimension are partitioned, and `{path}` has {spec.ragged_rank}"
+        return None if spec.shape.rank else f"the rank of the ragged array `{path}` is not known"
     if not isinstance(spec, tf.TensorSpec | None):
         return f"inputs that are not tensors are not partitioned, so make `{path}` one"
     return None

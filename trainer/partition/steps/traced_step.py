@@ -176,15 +176,18 @@ class TracedStep:
         Context: replica, inside a step that collects writes.
         """
         step = this_step()
-        leaves, arrays = list[Any](), list[Any]()
+        leaves, arrays = list[Any](), list[tuple[str, Any, int]]()
+        paths = {id(leaf): path for path, leaf in all_leaves(data)}
         for leaf, spec in zip(tf.nest.flatten(data), tf.nest.flatten(self._spec)):
             count = len(tensors_of(spec))
             leaves += [None] * count if leaf is None else tensors_of(leaf)[:count]  # None: not read
-            arrays += [leaf] * count
-        paths = {id(leaf): path for path, leaf in all_leaves(data)}
+            depth = getattr(spec, "ragged_rank", 1)
+            arrays += [
+                (paths.get(id(leaf), ""), leaf, number or depth)
+                for number in [0, 0, *range(1, depth)][:count]
+            ]
         for group in self.program.equal_values:
-            together = {id(arrays[number]): arrays[number] for number in group}
-            checks = check_combined_values([(paths[key], array) for key, array in together.items()])
+            checks = check_combined_values([arrays[number] for number in group])
             with tf.control_dependencies(checks):
                 leaves = [
                     tf.identity(leaf) if number in group else leaf for number, leaf in enumerate(leaves)
