@@ -2,7 +2,6 @@
 
 import json
 import socket
-import time
 
 import pytest
 
@@ -34,10 +33,9 @@ def test_probe_that_does_not_start_is_the_problem_of_the_devices():
     ]
 
 
-def test_probe_that_takes_too_long_ends_within_its_bound():
-    began = time.monotonic()
+def test_probe_that_takes_too_long_is_ended_and_said():
     found, failure = doctor.run_probe({"PATH": ""}, 0.01)
-    assert found == {} and failure == "no answer after 0 s" and time.monotonic() - began < 60
+    assert found == {} and failure == "no answer after 0 s"
 
 
 def test_probe_that_fails_says_its_error(monkeypatch):

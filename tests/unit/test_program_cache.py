@@ -165,11 +165,12 @@ WRITER = """
 import pathlib, sys
 from unisono.distribute.hardware import program_cache
 folder = pathlib.Path(sys.argv[1])
-print("ready", flush=True)
 for n in range(300):
     name, content = f"{n % 3}.pb", bytes([n % 3]) * 400_000
     program_cache.write_entry(folder / name, content)
     assert program_cache.read_entry(folder / name) in (None, content)
+    if n == 10:
+        print("writes", flush=True)
 """
 
 
@@ -178,9 +179,8 @@ def test_eight_processes_and_killed_ones_leave_whole_entries(tmp_path):
     environ = {**os.environ, "UNISONO_CACHE": ""}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) for _ in range(8)]
     for n, process in enumerate(running):
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline() == b"writes\n"
         if n < 3:
-            time.sleep(0.05)
             process.send_signal(signal.SIGKILL)
     assert [process.wait() for process in running][3:] == [0] * 5
     for process in running:

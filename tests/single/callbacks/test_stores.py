@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fsspec.implementations.memory import MemoryFileSystem
-from helpers import open_files
+from helpers import Clock, open_files
 from upath import UPath
 from upath.implementations.memory import MemoryPath
 from upath.registry import register_implementation
@@ -23,6 +23,7 @@ from upath.registry import register_implementation
 import unisono
 from unisono import callbacks
 from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files import owner as owner_module
 from unisono.callbacks.backup.files.owner import FolderInUseError, FolderOwner
 from unisono.callbacks.backup.files.store import BackupStore, backup_paths
 from unisono.commands import main
@@ -374,7 +375,7 @@ def test_store_that_is_down_is_no_owner_and_at_the_end_an_error(monkeypatch):
 
 
 def test_two_runs_never_write_to_one_place(monkeypatch):
-    first = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
+    first = FolderOwner(UPath("memory://bucket/run"))
     first.acquire()
     with pytest.raises(FolderInUseError, match=r"memory://bucket/run is in use by another fit"):
         FolderOwner(UPath("memory://bucket/run")).acquire()
@@ -384,8 +385,10 @@ def test_two_runs_never_write_to_one_place(monkeypatch):
     elsewhere = said | {"process": "00000000-1-1", "host": "other", "token": "theirs"}
     first.release()
     path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
-    second = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
-    second.acquire()  # it did not change for 0.3 s
+    monkeypatch.setattr(owner_module, "time", clock := Clock())
+    second = FolderOwner(UPath("memory://bucket/run"), beat=1e4, patience=1e4)
+    second.acquire()
+    assert clock.now >= 1e4, "it did not change for so long"
     path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
     with pytest.raises(FolderInUseError, match="has been taken over by process 1 on other"):
         second.check()
@@ -423,7 +426,8 @@ def test_same_job_takes_over_at_once(monkeypatch):
                 patch.delenv(name, raising=False)
             for name, value in now.items():
                 patch.setenv(name, value)
-            patch.setattr("unisono.callbacks.backup.files.owner.time.sleep", wait)
+            patch.setattr(owner_module, "time", clock := Clock())
+            clock.sleep = wait
             owner = FolderOwner(path.parent)
             with contextlib.nullcontext() if at_once else pytest.raises(Waits):
                 owner.acquire()
