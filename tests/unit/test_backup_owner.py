@@ -94,7 +94,7 @@ def test_command_names_the_owner(tmp_path, capsys):
 def test_own_claim_that_nobody_holds_is_taken_over(tmp_path):
     claim(tmp_path, this_process())
     with owning(tmp_path):
-        pass
+        assert read_owner(tmp_path).token != "t"
 
 
 def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys, clock):
