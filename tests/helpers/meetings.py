@@ -2,7 +2,7 @@
 
 import threading
 
-from helpers import Clock
+from helpers import Clock, set_clock
 
 from unisono.distribute.workers import lines, newcomers, rendezvous
 from unisono.distribute.workers.addresses import connect
@@ -17,8 +17,7 @@ class MeetingClock(Clock):
     def __init__(self, monkeypatch) -> None:
         super().__init__()
         self._joined = threading.Semaphore(0)
-        for module in (lines, newcomers, rendezvous):
-            monkeypatch.setattr(module, "time", self)
+        set_clock(monkeypatch, self, lines, newcomers, rendezvous)
         monkeypatch.setattr(rendezvous, "tell", self._count)
 
     def _count(self, connection, said) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from helpers import Clock, in_threads
+from helpers import in_threads
 
 from unisono.callbacks import SaveError, process_identity
 from unisono.callbacks.backup.files import owner as owner_module
@@ -23,10 +23,8 @@ PATIENCE = 1e4  # seconds that pass only on `clock`
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    clock = Clock(time.time())
-    monkeypatch.setattr(owner_module, "time", clock)
-    return clock
+def clock(stop_clock):
+    return stop_clock(owner_module, time.time())
 
 
 @contextlib.contextmanager

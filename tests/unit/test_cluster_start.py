@@ -261,7 +261,6 @@ def test_worker_that_says_no_version_is_of_an_older_one():
 
 def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
     """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
-    monkeypatch.setattr(rendezvous_module, "ASK", 1.0)
     (meeting,) = addresses(1)
     clock = MeetingClock(monkeypatch)
 

@@ -14,6 +14,7 @@ import tomllib
 
 import keras
 import pytest
+from tensorflow.python.ops import cond
 
 import unisono
 from tests.signatures import list_uses
@@ -270,7 +271,7 @@ def test_probe_reports_a_module_that_is_missing_or_fails(module, error, said, mo
 
 
 def test_probe_reports_objects_that_cannot_be_compared(monkeypatch, capsys):
-    monkeypatch.setattr(places.cond_module, "cond", functools.partial(len))
+    monkeypatch.setattr(cond, "cond", functools.partial(len))
     monkeypatch.setattr(keras.losses.Loss, "__call__", Raises())
     monkeypatch.setattr(keras.src.trainers.compile_utils, "MetricsList", Odd("MetricsList", (), {}))
     monkeypatch.delitem(vars(places), "MetricsList", raising=False)

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_probe_that_takes_too_long_is_ended_and_said():
 
 
 def test_probe_that_fails_says_its_error(monkeypatch):
-    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert doctor.run_probe({}, 9.0) == ({}, "")
     monkeypatch.undo()
     found, failure = doctor.run_probe({"PYTHONPATH": "/nowhere", "KERAS_BACKEND": "none such"}, 99.0)

@@ -7,7 +7,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers import Clock, in_threads
+from helpers import in_threads
 from meetings import NEVER, MeetingClock
 
 import unisono
@@ -30,6 +30,11 @@ def endpoint():
     return f"127.0.0.1:{free_ports(1)[0]}"
 
 
+def let_machine_wait(monkeypatch, waits):
+    """Whether worker 0 has heard a machine that waits to join."""
+    monkeypatch.setattr(newcomers, "_waits", waits)
+
+
 @pytest.fixture
 def listening(monkeypatch):
     """What listens for newcomers after `meet`; a worker's process does until it ends."""
@@ -41,9 +46,7 @@ def listening(monkeypatch):
 
     hear_newcomers = rendezvous.hear_newcomers
     monkeypatch.setattr(rendezvous, "hear_newcomers", hear)
-    monkeypatch.setattr(newcomers, "_waits", False)
-    monkeypatch.setattr(newcomers, "_TICK", 0.1)
-    monkeypatch.setattr(rendezvous, "_AGAIN", 0.1)
+    let_machine_wait(monkeypatch, False)
     yield found
     while found:
         end(found)
@@ -115,11 +118,10 @@ def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd, mon
 
 @pytest.mark.parametrize(("spent", "left"), [(0.0, 30.0), (18.0, 12.0), (1e3, rendezvous.ASK)])
 def test_lost_endpoint_ends_a_worker_within_the_timeout_since_the_loss(
-    spent, left, endpoint, capfd, monkeypatch
+    spent, left, endpoint, capfd, monkeypatch, stop_clock
 ):
-    clock = Clock(1e6)
+    clock = stop_clock(rendezvous, 1e6)
     monkeypatch.setenv(environment.SINCE, str(clock.now - spent))
-    monkeypatch.setattr(rendezvous, "time", clock)
     with pytest.raises(SystemExit) as exit:
         meet(seat(endpoint, 1, 0), 30.0)
     assert exit.value.code == 75 and clock.now - 1e6 == pytest.approx(left, abs=rendezvous._PAUSE)
@@ -204,11 +206,11 @@ def test_fit_saves_at_the_end_of_an_epoch_and_exits_with_85_where_a_machine_wait
 
     plain = train()[0].get_weights()
     for save_freq, begin in (("epoch", (1, 0)), (2, (0, 2)), (False, (1, 0))):
-        monkeypatch.setattr(newcomers, "_waits", True)
+        let_machine_wait(monkeypatch, True)
         with pytest.raises(SystemExit) as exit:
             train(save_freq=save_freq)
         assert exit.value.code == environment.REJOIN == 85
-        monkeypatch.setattr(newcomers, "_waits", False)
+        let_machine_wait(monkeypatch, False)
         model, backup = train(save_freq=save_freq)
         assert (backup.initial_epoch, backup.initial_step) == begin
         for one, other in zip(model.get_weights(), plain):

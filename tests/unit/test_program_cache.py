@@ -189,13 +189,13 @@ def test_eight_processes_and_killed_ones_leave_whole_entries(tmp_path):
     assert whole == [bytes([n]) * 400_000 for n in range(3)]
 
 
-def test_doctor_shows_the_folder_its_size_and_whether_it_is_used(tmp_path, monkeypatch):
+def test_doctor_shows_the_folder_its_size_and_whether_it_is_used(tmp_path, before_flags_are_read):
     first_call(cache_in(tmp_path))
     environ = {"UNISONO_CACHE": str(tmp_path / "root")}
     late, size = doctor.programs(environ)
     assert str(tmp_path) in late.value and "not used" in late.value and LATE in late.note
     assert size.value == "1 entries, 0.0 MiB"
-    monkeypatch.setattr(program_cache, "flags_are_read", lambda: False)
+    before_flags_are_read()
     assert "used for CPUs" in next(doctor.programs(environ)).value
     (tmp_path / "root").chmod(0o777)
     assert "chmod 700" in next(doctor.programs(environ)).problem

@@ -9,7 +9,6 @@ import sys
 import textwrap
 
 import pytest
-from helpers import Clock
 
 from unisono.distribute.workers import records
 from unisono.distribute.workers.error_text import Blame, essence, is_own_file, own_lines
@@ -143,9 +142,8 @@ def test_each_end_of_a_program_leaves_its_record(tmp_path):
     assert errors == {"raises", "hook"}
 
 
-def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, monkeypatch):
-    clock = Clock(5.0)
-    monkeypatch.setattr("unisono.distribute.workers.records.time", clock)
+def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, stop_clock):
+    clock = stop_clock(records, 5.0)
     mine = Recorder()
     mine._folder = tmp_path
     mine.at_collective(5)
