@@ -90,6 +90,13 @@ def test_every_name_of_the_tables_is_used_by_a_file():
     assert owners == places.PART_OF.keys()
 
 
+def test_error_says_what_is_needed_what_was_found_and_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.99")
+    wanted, _, found = versions.describe_unsupported("`Layer.x`", "A part").partition(", but found ")
+    assert wanted == "A part needs " + " and ".join(f"{n}{b}" for n, b in versions.SUPPORTED.items())
+    assert found.startswith("tensorflow 2.") and "and keras 3.99, which lack `Layer.x`: install" in found
+
+
 def test_bounds_are_those_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {f"{name}{bounds}" for name, bounds in versions.SUPPORTED.items()} <= set(project["dependencies"])
