@@ -108,6 +108,19 @@ def float64(clean_keras_state):
     keras.config.set_floatx("float64")
 
 
+@pytest.fixture
+def stop_clock(monkeypatch):
+    """`stop_clock(module, now=0.0)`: returns the `Clock` that a module of ours gets as `time`."""
+    from helpers import Clock, set_clock
+
+    def stop(module, now=0.0):
+        clock = Clock(now)
+        set_clock(monkeypatch, clock, module)
+        return clock
+
+    return stop
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(clean_keras_state):
     """Fails a test that leaves an environment variable, a thread or an open file behind."""

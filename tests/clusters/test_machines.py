@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "workers" / "programs" / "elastic.py"
-TIMEOUT, LATE = 30, 45  # seconds: of the launch; for an import and a restart, on a busy machine
-NOTICED = 15 + LATE
+TIMEOUT = 30  # seconds, of the launch
+LONG = 600  # seconds, after which a machine counts as hanging
 pytestmark = [
     pytest.mark.clusters,
     pytest.mark.long,
@@ -85,13 +85,12 @@ class Machine:
     def printed(self):
         return self._log.read_text()
 
-    def wait_for(self, text, seconds=180.0, count=1):
-        """Waits until `text` was printed so often; returns the seconds."""
-        began = time.monotonic()
+    def wait_for(self, text, count=1):
+        """Waits until `text` was printed so often."""
+        until = time.monotonic() + LONG
         while self.printed().count(text) < count:
-            assert time.monotonic() - began < seconds, f"no {text!r} in\n{self.printed()[-6000:]}"
+            assert time.monotonic() < until, f"no {text!r} in\n{self.printed()[-6000:]}"
             time.sleep(0.1)
-        return time.monotonic() - began
 
     def signal(self, number):
         for pid in map(int, ip("netns", "pids", self.name).split()):
@@ -175,12 +174,12 @@ def test_lost_machine_is_named_and_training_goes_on_without_it_and_with_a_newcom
     first.wait_for("epoch 2 as 0 of 2")
     FAULTS[fault](second)
     release(tmp_path, 2)
-    first.wait_for(f"worker 1 is at {second.address}:", NOTICED)
-    first.wait_for("epoch 2 as 0 of 1", TIMEOUT + LATE)
+    first.wait_for(f"worker 1 is at {second.address}:")
+    first.wait_for("epoch 2 as 0 of 1")
     third.launch(tmp_path, 6)
-    third.wait_for("waiting until the run", LATE + 10)
+    third.wait_for("waiting until the run")
     release(tmp_path, 4)
-    assert first.process.wait(120) == third.process.wait(120) == 0
+    assert first.process.wait(LONG) == third.process.wait(LONG) == 0
     assert "epoch 5 as 0 of 2" in first.printed()
 
 
@@ -193,8 +192,8 @@ def test_lost_endpoint_ends_the_others_with_75(fault, machines, tmp_path):
     second.wait_for("epoch 2 as 1 of 2")
     FAULTS[fault](first)
     release(tmp_path, 2)
-    second.wait_for(f"worker 0 is at {first.address}:", NOTICED)
-    assert second.process.wait(TIMEOUT + LATE) == 75
+    second.wait_for(f"worker 0 is at {first.address}:")
+    assert second.process.wait(LONG) == 75
     assert f"worker 0 ({first.address}:29500" in second.printed()
 
 
@@ -256,11 +255,11 @@ def test_machines_of_other_networks_train_and_name_the_one_that_is_lost(
     release(tmp_path, 1)
     where = "10.78.0.2" if network is use_second_interface else both[1].address
     address = f"[{where}]" if ":" in where else where
-    both[0].wait_for(f"worker 1 is at {address}:", NOTICED)
+    both[0].wait_for(f"worker 1 is at {address}:")
     if nnodes == 2:
         end_with(both, undisturbed(3))
     else:  # with the second machine, if it is back in time
-        assert both[0].process.wait(TIMEOUT + 2 * LATE) == 0
+        assert both[0].process.wait(LONG) == 0
 
 
 def start_two(machines, folder, epoch, epochs):
@@ -275,7 +274,7 @@ def start_two(machines, folder, epoch, epochs):
 
 def end_with(both, expected):
     """All end well, with these bits."""
-    assert [machine.process.wait(TIMEOUT + 2 * LATE) for machine in both] == [0, 0]
+    assert [machine.process.wait(LONG) for machine in both] == [0, 0]
     assert {bits for machine in both for bits in machine.weights()} == expected
 
 
@@ -294,8 +293,8 @@ def test_firewall_between_two_workers_is_found_and_names_both_hosts(when, machin
         third.drop(second)
         release(tmp_path, 1)
     for machine in three:
-        machine.wait_for("unisono: lost contact: ", NOTICED)
-        assert machine.process.wait(LATE) == 1
+        machine.wait_for("unisono: lost contact: ")
+        assert machine.process.wait(LONG) == 1
         assert "lost a worker on another machine" in machine.printed()
         (named,) = set(re.findall(r"unisono: lost contact: (.*)", machine.printed()))
         others = {second.address, third.address} - {machine.address}
@@ -312,7 +311,7 @@ def test_port_that_no_worker_needs_may_be_closed(machines, tmp_path):
     second.wait_for("epoch 1 as 1 of 3")
     time.sleep(25)
     release(tmp_path, 1)
-    assert [machine.process.wait(TIMEOUT + 2 * LATE) for machine in three] == [0, 0, 0]
+    assert [machine.process.wait(LONG) for machine in three] == [0, 0, 0]
     assert "lost contact" not in second.printed()
 
 
@@ -340,8 +339,8 @@ def test_full_disk_of_the_chief_is_an_error_on_all_and_costs_no_bit(machines, tm
         subprocess.run(f"head -c 2m /dev/zero > {small}/filler", shell=True, stderr=subprocess.DEVNULL)
         release(tmp_path, 2)
         for machine in both:
-            machine.wait_for("No space left on device, 0 bytes free); earlier files are unchanged", NOTICED)
-        both[1].wait_for(f"worker 0 is at {both[0].address}:", LATE)
+            machine.wait_for("No space left on device, 0 bytes free); earlier files are unchanged")
+        both[1].wait_for(f"worker 0 is at {both[0].address}:")
         (small / "filler").unlink()
         end_with(both, undisturbed(4))
         assert "Resuming from" in both[0].printed()
@@ -366,7 +365,7 @@ def test_second_attempt_of_a_job_takes_over_and_the_first_ends(tmp_path, undistu
                 assert pods[-1].poll() is None, log.read_text()
                 time.sleep(0.1)
         release(tmp_path, 1)
-        assert [pod.wait(180) for pod in pods] == [1, 0]
+        assert [pod.wait(LONG) for pod in pods] == [1, 0]
     finally:
         for pod in pods:
             pod.kill()

@@ -17,6 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import unisono
+from unisono.callbacks.backup.files import store
+from unisono.distribute.workers import places
+from unisono.mixed_precision import hardware
 from unisono.trainer.inputs import GivenData, Reading, Source, make_source
 
 # The summation order differs between 1 and R replicas. float32 keeps 24 bits of each partial sum, and a few steps of
@@ -191,6 +194,12 @@ def compare(
         assert_close(model.optimizer.variables, one.optimizer.variables, tolerance, f"{each}: optimizer")
 
 
+def as_in_new_process(monkeypatch: Any) -> None:
+    """Lets Unisono forget what it has warned of, and which fits have finished."""
+    for module, name in ((places, "_warned"), (hardware, "_warned"), (store, "_finished")):
+        monkeypatch.setattr(module, name, type(getattr(module, name))())
+
+
 class Clock:
     """Replaces the module `time` in one of our modules: advances when that sleeps or a test sets `now`, never by itself."""
 
@@ -207,6 +216,12 @@ class Clock:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
+
+
+def set_clock(monkeypatch: Any, clock: Clock, *modules: Any) -> None:
+    """Gives modules of ours a clock as `time`."""
+    for module in modules:
+        monkeypatch.setattr(module, "time", clock)
 
 
 class Stop(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from partition_in_parts import Parts, _answer
+from partition_in_parts import Parts, answer_requests
 
 from unisono.compat.keras_private.variables import let_stand_for
 from unisono.compat.tensorflow_graphs.one_device import find_distributed_variable
@@ -76,7 +76,7 @@ class MeshParts(Parts):
                 weight.divide((len(samples), self.parts))
         return super().on_replicas(samples, known)
 
-    def _run_parts(self, tensors, samples):
+    def run_parts(self, tensors, samples):
         runs, start = {}, 0
         total = sum(samples) if isinstance(samples[0], int) else tf.add_n(samples)
         for row, count in enumerate(samples):
@@ -126,5 +126,5 @@ def _together_in_groups(runs):
             for _, group in itertools.groupby(sorted(asked, key=key), key):
                 members = list(group)
                 for place in members:
-                    answer = _answer(tuple(of_place[each] for each in members), place[along])
+                    answer = answer_requests(tuple(of_place[each] for each in members), place[along])
                     sent[place].append(answer)

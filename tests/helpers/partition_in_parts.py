@@ -79,7 +79,7 @@ class Parts:
                 tf.constant(samples), *tensors_of([*map(_constant, self.batch)])
             )
         else:
-            run = tf.function(lambda *tensors: self._run_parts(tensors, samples), autograph=False)
+            run = tf.function(lambda *tensors: self.run_parts(tensors, samples), autograph=False)
             found = run(*map(_constant, self.batch))
         return [[t.numpy() for t in each] for each in found]
 
@@ -89,16 +89,16 @@ class Parts:
 
         @tf.function(autograph=False, input_signature=specs)
         def run(samples, *tensors):
-            return self._run_parts(tensors, tf.unstack(samples))
+            return self.run_parts(tensors, tf.unstack(samples))
 
         return run.get_concrete_function()
 
-    def _run_parts(self, tensors, samples):
+    def run_parts(self, tensors, samples):
         """The outputs of each replica, whose requests are answered here."""
         return _together([self._run_part(tensors, samples, number)[1] for number in range(len(samples))])
 
     def run_on_strategy(self, tensors, samples):
-        """The same, with the collectives of a `MirroredStrategy`; put in the place of `_run_parts`."""
+        """The same, with the collectives of a `MirroredStrategy`; put in the place of `run_parts`."""
         strategy = _mirrored(len(samples))
 
         def run():
@@ -214,10 +214,10 @@ def _together(runs):
         sent = [[] for _ in runs]
         for requests in zip(*asked):
             for number, each in enumerate(sent):
-                each.append(_answer(requests, number))
+                each.append(answer_requests(requests, number))
 
 
-def _answer(requests: tuple[Request, ...], number: int):
+def answer_requests(requests: tuple[Request, ...], number: int):
     tensors = [request.tensor for request in requests]
     axis = requests[0].axis
     if axis is None and requests[0].parts:

@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 from helpers import FLOAT64, assert_close, mirrored, scope
 from partition.guide_steps import IMAGES, STEPS, TOKENS, Normalized, RaggedText, T
+from traced_steps import record_traced_steps
 
 from unisono.trainer.partition.labels import is_sharded
-from unisono.trainer.partition.steps import step_partition
-from unisono.trainer.partition.steps.traced_step import TracedStep
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -41,20 +40,13 @@ def _communicated(program):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.kind.__name__)
 @pytest.mark.falls_back
 def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):
-    programs = []
-
-    def traced(*arguments):
-        made = TracedStep(*arguments)
-        programs.append(made.program)
-        return made
-
-    monkeypatch.setattr(step_partition, "TracedStep", traced)
+    steps = record_traced_steps(monkeypatch)
     batches = _batches(step.kind, step.data)
     history, weights = _fitted(step.kind, mirrored(3), batches)
     expected_history, expected = _fitted(step.kind, None, batches)
     assert_close(history, expected_history, 10 * FLOAT64, "logs")
     assert_close(weights, expected, 10 * FLOAT64, "weights")
-    found = [_communicated(program) for program in programs]
+    found = [_communicated(each.program) for each in steps]
     assert found == ([] if step.reduced is None else [(step.gathered, step.reduced)])
 
 

@@ -69,7 +69,7 @@ def test_share_of_all_operations_matches_one_device():
 
 @pytest.mark.long
 def test_share_of_all_programs_matches_one_device_with_default_collectives(monkeypatch):
-    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    monkeypatch.setattr(Parts, "run_parts", Parts.run_on_strategy)
     _assert_drawn_are_right(DRAWN[7 :: 5 * SHARE], 0, QUICK_SIZES, quick=True)
     names = PROGRAMS[:: 4 * SHARE]
     _assert_right(names, examine_all([program(name, QUICK_SIZES) for name in names], quick=True))
@@ -78,13 +78,13 @@ def test_share_of_all_programs_matches_one_device_with_default_collectives(monke
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_operations_match_one_device_with_default_collectives(block, monkeypatch):
-    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    monkeypatch.setattr(Parts, "run_parts", Parts.run_on_strategy)
     _assert_drawn_are_right(DRAWN[block::BLOCKS], 1, QUICK_SIZES, quick=True)
 
 
 @pytest.mark.parametrize("shape, dtype", [(("n2", 3), "int32"), ((4, "n2"), "complex128")])
 def test_tensor_of_unknown_rank_is_gathered_by_default_collectives(shape, dtype, monkeypatch):
-    monkeypatch.setattr(Parts, "_run_parts", Parts.run_on_strategy)
+    monkeypatch.setattr(Parts, "run_parts", Parts.run_on_strategy)
     squeezed = Step(
         "keras.squeeze", (("x", Argument("batch", shape, dtype, "int 0 9", 1)),), (("axis", None),)
     )
@@ -130,7 +130,7 @@ def test_lost_part_of_a_sum_is_found_and_made_smaller(monkeypatch):
     def loses(requests, number):
         return answer(requests[:-1] if requests[0].axis is None else requests, number)
 
-    monkeypatch.setattr(partition_in_parts, "_answer", loses)
+    monkeypatch.setattr(partition_in_parts, "answer_requests", loses)
     given = Argument("batch", ("n", 3, 2), "float32"), Argument("constant", (1,), "int32", "int 0 1", 7)
     step = Step("Sum", (("input", given[0]), ("axis", given[1])), (("keep_dims", True),))
     large = Case((step, Step("Tanh", (("x", Argument("step 0", ())),))), ("shape", "sum"), "square")

@@ -1,6 +1,7 @@
 """Errors while a step is traced for batches of any size: user code runs on one replica, a bug of the library is named."""
 
 import warnings
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -73,13 +74,15 @@ def test_error_that_the_whole_step_raises_too_is_raised_unchanged():
         weights(2, Fails)
 
 
+def break_rules(monkeypatch):
+    broken = Mock(side_effect=ZeroDivisionError("of a rule"))
+    monkeypatch.setattr(traced_step, "partition_graph", broken)
+
+
 def test_error_of_the_library_is_named_as_a_bug_and_the_step_still_runs(monkeypatch):
     expected = weights(1, unisono.Sequential)
 
-    def broken(*args):
-        raise ZeroDivisionError("of a rule")
-
-    monkeypatch.setattr(traced_step, "partition_graph", broken)
+    break_rules(monkeypatch)
     with pytest.warns(UserWarning, match="ZeroDivisionError: of a rule .*bug in Unisono: please report"):
         found = weights(2, unisono.Sequential)
     assert_close(found, expected, 1e-6, "variables")
@@ -105,7 +108,7 @@ def test_fallback_to_one_replica_is_an_error_where_that_is_asked_for(monkeypatch
     monkeypatch.setenv("UNISONO_STRICT", "1")
     with pytest.raises(RuntimeError, match=r"runs on one replica, .* UNISONO_STRICT=1 makes this an error"):
         weights(2, CountsSamples)
-    monkeypatch.setattr(traced_step, "partition_graph", lambda *_: 1 / 0)
+    break_rules(monkeypatch)
     with pytest.raises(ZeroDivisionError):
         weights(2, unisono.Sequential)
 

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from backup_content import SUMMARY, backup_content
-from helpers import Clock
 
 from unisono.callbacks import (
     BackupMismatchError,
@@ -32,6 +31,7 @@ from unisono.callbacks import (
 )
 from unisono.callbacks.backup import resuming
 from unisono.callbacks.backup.files import container, shard_files
+from unisono.callbacks.backup.files import store as store_module
 from unisono.callbacks.backup.files.background import BackgroundWriter
 from unisono.callbacks.backup.files.container import NewerFormatError
 from unisono.callbacks.backup.files.owner import FolderOwner
@@ -230,8 +230,8 @@ def test_newer_version_is_rejected_by_name(tmp_path, monkeypatch):
     assert [info.status for info in list_backups(tmp_path)] == ["newer", "good"]
 
 
-def test_latest_backup_is_a_path_with_the_facts(tmp_path, monkeypatch):
-    monkeypatch.setattr("unisono.callbacks.backup.files.store.time", Clock(123.0))
+def test_latest_backup_is_a_path_with_the_facts(tmp_path, stop_clock):
+    stop_clock(store_module, 123.0)
     store_with(tmp_path, 2)
     info = latest_backup(tmp_path)
     assert os.path.getsize(info) == info.size

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from helpers import Clock, in_threads
+from helpers import in_threads
 
 from unisono.callbacks import SaveError, process_identity
 from unisono.callbacks.backup.files import owner as owner_module
@@ -23,10 +23,8 @@ PATIENCE = 1e4  # seconds that pass only on `clock`
 
 
 @pytest.fixture(autouse=True)
-def clock(monkeypatch):
-    clock = Clock(time.time())
-    monkeypatch.setattr(owner_module, "time", clock)
-    return clock
+def clock(stop_clock):
+    return stop_clock(owner_module, time.time())
 
 
 @contextlib.contextmanager
@@ -39,8 +37,8 @@ def owning(directory, **arguments):
         owner.release()
 
 
-def claim(directory, process, token="t", host="far"):
-    owner = {"process": str(process), "host": host, "since": 1e9, "token": token}
+def claim(directory, process, token="t", host="far", **more):
+    owner = {"process": str(process), "host": host, "since": 1e9, "token": token, **more}
     (directory / OWNER_FILE).write_text(json.dumps(owner))
 
 
@@ -94,7 +92,7 @@ def test_command_names_the_owner(tmp_path, capsys):
 def test_own_claim_that_nobody_holds_is_taken_over(tmp_path):
     claim(tmp_path, this_process())
     with owning(tmp_path):
-        pass
+        assert read_owner(tmp_path).token != "t"
 
 
 def test_owner_elsewhere_is_judged_by_its_sign_of_life(tmp_path, capsys, clock):
@@ -138,21 +136,41 @@ def test_owner_elsewhere_that_releases_the_folder_is_not_waited_for_longer(tmp_p
 def test_job_that_slurm_started_again_takes_over_but_not_the_same_attempt(
     tmp_path, monkeypatch, clock, restarts, waits
 ):
-    owner = {
-        "process": str(elsewhere()),
-        "host": "far",
-        "since": 1e9,
-        "token": "t",
-        "run": "slurm 7 0",
-        "restarts": 1,
-    }
-    (tmp_path / OWNER_FILE).write_text(json.dumps(owner))
+    claim(tmp_path, elsewhere(), run="slurm 7 0", restarts=1)
     for name, value in (("JOB_ID", "7"), ("STEP_ID", "0"), ("RESTART_COUNT", str(restarts))):
         monkeypatch.setenv(f"SLURM_{name}", value)
     slept = []
     clock.sleep = lambda seconds: slept.append(seconds) or (tmp_path / OWNER_FILE).unlink()
     with owning(tmp_path, patience=PATIENCE):
         assert bool(slept) == waits, "a count of 0 says nothing"
+
+
+EVALUATOR = {"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
+
+
+@pytest.mark.parametrize(
+    "environ, waits",
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "x"}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, True),
+        ({"UNISONO_RUN": "slurm 7 0/second attempt"}, False),
+        ({"UNISONO_RUN": "slurm 7 0", "TF_CONFIG": json.dumps(EVALUATOR)}, True),
+    ],
+)
+def test_run_is_that_of_a_job_and_its_step_or_of_unisono_run(tmp_path, monkeypatch, clock, environ, waits):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    claim(tmp_path, elsewhere(), run="slurm 7 0")
+    slept = []
+    clock.sleep = lambda seconds: slept.append(seconds) or (tmp_path / OWNER_FILE).unlink()
+    with owning(tmp_path, patience=PATIENCE):
+        assert bool(slept) == waits
+
+
+def test_long_name_of_a_host_is_cut(tmp_path):
+    claim(tmp_path, elsewhere(), host="h" * 300)
+    assert read_owner(tmp_path).host == "h" * 255
+    assert len(str(read_owner(tmp_path))) < 400
 
 
 def test_owner_that_is_overtaken_while_it_writes_does_not_begin(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import types
 import pytest
 import tensorflow as tf
 from helpers import in_threads
+from meetings import NEVER, MeetingClock
 
 from unisono.compat.versions import show_versions
 from unisono.distribute import (
@@ -35,7 +36,6 @@ from unisono.distribute.workers.lines import hear_line, tell
 from unisono.distribute.workers.places import Place
 from unisono.distribute.workers.rendezvous import _digest, meet, rendezvous
 
-NEVER = 1e4  # seconds
 GREETING = b"\0\0\0\4\0\0\0\0\0"  # of a gRPC server
 
 
@@ -206,15 +206,18 @@ def test_processes_of_a_launcher_learn_the_addresses_of_all():
     assert len(ports) == 4 and all(peer.address.startswith("127.0.0.1:") for peer in found[0])
 
 
-def test_late_processes_of_a_launcher_are_named_with_it_everywhere():
+def test_late_processes_of_a_launcher_are_named_with_it_everywhere(monkeypatch):
     (meeting,) = addresses(1)
-    calls = [functools.partial(meet, place(rank, 4, meeting), 1.0) for rank in (0, 2)]
-    for error in errors_of(*calls):
+    clock = MeetingClock(monkeypatch)
+    calls = [functools.partial(meet, place(rank, 4, meeting), NEVER) for rank in (0, 2)]
+    *late, _ = errors_of(*calls, functools.partial(clock.end, meeting, joined=1))
+    for error in late:
         assert isinstance(error, TimeoutError)
         assert (
-            "worker 1 (task 1 of 4, by srun), worker 3 (task 3 of 4, by srun) did not start within 1 s"
+            "worker 1 (task 1 of 4, by srun), worker 3 (task 3 of 4, by srun) did not start within 10000 s"
             in str(error)
         )
+    monkeypatch.undo()
     with pytest.raises(TimeoutError, match=rf"worker 0 \({meeting}, task 0 of 4, by srun\) .* refus"):
         meet(place(1, 4, meeting), 0.5)
 
@@ -258,30 +261,36 @@ def test_worker_that_says_no_version_is_of_an_older_one():
 
 def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
     """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
-    monkeypatch.setattr(rendezvous_module, "ASK", 1.0)
     (meeting,) = addresses(1)
-    told = []
-    monkeypatch.setattr(rendezvous_module, "tell", lambda *what: told.append(what[1]) or tell(*what))
+    clock = MeetingClock(monkeypatch)
 
     def come(rank, stays):
         said = {"unisono": _digest(""), "cluster": _digest("[3, 3, 3]"), "program": "", "machine": ""}
         said["versions"] = show_versions()
         connection = stays.enter_context(connect(meeting, NEVER))
         tell(connection, {**said, "rank": rank, "port": 1, "network": "", "devices": ""})
-        assert "left" in hear_line(connection, bytearray(), time.monotonic() + NEVER)
+        heard = bytearray()
+        assert "left" in hear_line(connection, heard, clock.now + NEVER)
+        return connection, heard
 
     with contextlib.ExitStack() as stays:
 
         def dies():
             while not listens(meeting, 1.0):
                 time.sleep(0.01)
-            come(1, stays)
+            return come(1, stays)
 
-        calls = [functools.partial(meet, place(rank, 3, meeting), 5.0) for rank in (0, 2)]
-        *late, _ = errors_of(*calls, dies)
+        def dies_and_time_passes():
+            silent = dies()
+            assert hear_line(*silent, clock.now + NEVER) == {"ready": True}
+            assert hear_line(*silent, clock.now + NEVER) == {}, "it is no longer waited for"
+            clock.end(meeting, joined=2)
+
+        calls = [functools.partial(meet, place(rank, 3, meeting), NEVER) for rank in (0, 2)]
+        *late, _ = errors_of(*calls, dies_and_time_passes)
     for error in late:
         assert isinstance(error, TimeoutError)
-        assert "worker 1 (task 1 of 3, by srun) did not start within 5 s" in str(error)
+        assert "worker 1 (task 1 of 3, by srun) did not start within 10000 s" in str(error)
         assert "Worker 1 at 127.0.0.1:1 joined, then fell silent." in str(error)
 
     with contextlib.ExitStack() as stays:
@@ -292,15 +301,19 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
             calls[1]()
 
         assert errors_of(calls[0], calls[2], come_again) == [None] * 3
-    assert {"ready": True} in told
 
 
-def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it():
+def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it(monkeypatch):
     (meeting,) = addresses(1)
-    ours, theirs = (
-        functools.partial(meet, place(rank, 2, meeting, job), 1.5) for rank, job in enumerate("ab")
-    )
-    late, rejected = errors_of(ours, theirs)
+    clock = MeetingClock(monkeypatch)
+
+    def theirs():
+        try:
+            meet(place(1, 2, meeting, "b"), NEVER)
+        finally:
+            clock.end(meeting, joined=0)
+
+    late, rejected = errors_of(functools.partial(meet, place(0, 2, meeting, "a"), NEVER), theirs)
     assert isinstance(rejected, ClusterError) and "belongs to a different run" in str(rejected)
     assert isinstance(late, TimeoutError) and "A process of another run connected from 127.0.0.1" in str(late)
 

@@ -94,7 +94,7 @@ I0000 00:00:1795949610.123456    7420 cudart_stub.cc:31] Could not find cuda dri
     "given, command, ends, hides",
     [
         ({}, "plan", "os.abort()", True),
-        ({}, "plan", "subprocess.Popen(['sleep', '20'], stdout=-3)", True),  # which holds stderr
+        ({}, "plan", "subprocess.Popen(['cat'], stdout=-3)", True),  # which holds stderr until our end
         ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "plan", "0", False),
         ({}, "launch", "0", False),
     ],
@@ -113,7 +113,9 @@ sys.exit(commands.main())
 """
     environ = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
     argv = [sys.executable, "-c", program, command]
-    done = subprocess.run(argv, env={**environ, **given}, stderr=subprocess.PIPE, text=True, timeout=15)
+    read, write = os.pipe()
+    with os.fdopen(read), os.fdopen(write, "w"):
+        done = subprocess.run(argv, env={**environ, **given}, stdin=read, stderr=subprocess.PIPE, text=True)
     assert done.stderr == ("" if hides else _NOTICES) + "E0000 an error\nrest"
     assert done.returncode == (-signal.SIGABRT if "abort" in ends else 3)
 

@@ -11,6 +11,8 @@ from helpers import assert_equal, in_threads
 
 import unisono
 from unisono.compat.patches import replace_functions
+from unisono.compat.tensorflow_graphs import equal_operations
+from unisono.compat.tensorflow_graphs.copied_operations import TracedOnce
 from unisono.compat.tensorflow_graphs.equal_operations import reuse_equal_operations
 from unisono.trainer import replacements
 
@@ -113,6 +115,10 @@ def on_two_replicas(**options):
         return trained(model, unisono.optimizers.SGD(0.01, **options))
 
 
+def reuse_nothing(monkeypatch):
+    monkeypatch.setattr(equal_operations, "_PURE", frozenset())
+
+
 def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatch):
     def on_one_device():
         keras.utils.set_random_seed(1)
@@ -121,10 +127,8 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
     found, state = on_one_device()
     assert found["Pow"] == 2
-    graphs = "unisono.compat.tensorflow_graphs"
-    monkeypatch.setattr(f"{graphs}.equal_operations._PURE", frozenset())
-    every_place = lambda self, make, places: make()  # noqa: E731
-    monkeypatch.setattr(f"{graphs}.copied_operations.TracedOnce.__call__", every_place)
+    reuse_nothing(monkeypatch)
+    monkeypatch.setattr(TracedOnce, "__call__", lambda self, make, places: make())
     plain, alone = on_one_device()
     assert plain["Pow"] == 12
     assert_equal(state, alone)
@@ -132,7 +136,7 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
 
 def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     found, state = on_two_replicas()
-    monkeypatch.setattr("unisono.compat.tensorflow_graphs.equal_operations._PURE", frozenset())
+    reuse_nothing(monkeypatch)
     plain, alone = on_two_replicas()
     assert found["Const"] < 0.6 * plain["Const"]
     assert found["Reshape"] == plain["Reshape"] and found["MatMul"] == plain["MatMul"]

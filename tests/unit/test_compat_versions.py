@@ -14,6 +14,7 @@ import tomllib
 
 import keras
 import pytest
+from tensorflow.python.ops import cond
 
 import unisono
 from tests.signatures import list_uses
@@ -87,6 +88,13 @@ def test_every_name_of_the_tables_is_used_by_a_file():
     assert [name for name in upstream.list_names() if not upstream.find_files(name)] == []
     owners = {name.partition(".")[0] for name in upstream.read_forms() if ":" not in name}
     assert owners == places.PART_OF.keys()
+
+
+def test_error_says_what_is_needed_what_was_found_and_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.99")
+    wanted, _, found = versions.describe_unsupported("`Layer.x`", "A part").partition(", but found ")
+    assert wanted == "A part needs " + " and ".join(f"{n}{b}" for n, b in versions.SUPPORTED.items())
+    assert found.startswith("tensorflow 2.") and "and keras 3.99, which lack `Layer.x`: install" in found
 
 
 def test_bounds_are_those_of_the_package():
@@ -270,7 +278,7 @@ def test_probe_reports_a_module_that_is_missing_or_fails(module, error, said, mo
 
 
 def test_probe_reports_objects_that_cannot_be_compared(monkeypatch, capsys):
-    monkeypatch.setattr(places.cond_module, "cond", functools.partial(len))
+    monkeypatch.setattr(cond, "cond", functools.partial(len))
     monkeypatch.setattr(keras.losses.Loss, "__call__", Raises())
     monkeypatch.setattr(keras.src.trainers.compile_utils, "MetricsList", Odd("MetricsList", (), {}))
     monkeypatch.delitem(vars(places), "MetricsList", raising=False)

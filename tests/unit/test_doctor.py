@@ -2,7 +2,7 @@
 
 import json
 import socket
-import time
+import sys
 
 import pytest
 
@@ -34,14 +34,13 @@ def test_probe_that_does_not_start_is_the_problem_of_the_devices():
     ]
 
 
-def test_probe_that_takes_too_long_ends_within_its_bound():
-    began = time.monotonic()
+def test_probe_that_takes_too_long_is_ended_and_said():
     found, failure = doctor.run_probe({"PATH": ""}, 0.01)
-    assert found == {} and failure == "no answer after 0 s" and time.monotonic() - began < 60
+    assert found == {} and failure == "no answer after 0 s"
 
 
 def test_probe_that_fails_says_its_error(monkeypatch):
-    monkeypatch.setattr(doctor.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert doctor.run_probe({}, 9.0) == ({}, "")
     monkeypatch.undo()
     found, failure = doctor.run_probe({"PYTHONPATH": "/nowhere", "KERAS_BACKEND": "none such"}, 99.0)

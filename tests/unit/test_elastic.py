@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import in_threads
+from meetings import NEVER, MeetingClock
 
 import unisono
 from unisono.commands import launch as launch_command
@@ -23,12 +24,15 @@ from unisono.distribute.workers.places import Machines, Place, read_place
 from unisono.distribute.workers.records import ErrorRecord, Record, Recorder, error_record
 from unisono.distribute.workers.rendezvous import meet
 
-NEVER = 1e4  # seconds
-
 
 @pytest.fixture
 def endpoint():
     return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+def let_machine_wait(monkeypatch, waits):
+    """Whether worker 0 has heard a machine that waits to join."""
+    monkeypatch.setattr(newcomers, "_waits", waits)
 
 
 @pytest.fixture
@@ -42,9 +46,7 @@ def listening(monkeypatch):
 
     hear_newcomers = rendezvous.hear_newcomers
     monkeypatch.setattr(rendezvous, "hear_newcomers", hear)
-    monkeypatch.setattr(newcomers, "_waits", False)
-    monkeypatch.setattr(newcomers, "_TICK", 0.1)
-    monkeypatch.setattr(rendezvous, "_AGAIN", 0.1)
+    let_machine_wait(monkeypatch, False)
     yield found
     while found:
         end(found)
@@ -64,25 +66,24 @@ def seat(endpoint, machine, number, most=3, fewest=1, each=2):
     return Place("launch", rank, most * each, (endpoint,), "", elastic=elastic)
 
 
-def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, listening):
+def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, listening, monkeypatch):
     """Three machines of two workers may come: two do, and half of a third, which joins at the next start."""
+    clock = MeetingClock(monkeypatch)
     found, late = {}, {}
 
-    def join(machine, number, timeout=1.0):
-        found[machine, number] = meet(seat(endpoint, machine, number), timeout)
+    def join(machine, number):
+        found[machine, number] = meet(seat(endpoint, machine, number), NEVER)
 
     def join_late():
         late["rank"], late["peers"] = meet(seat(endpoint, 2, 1), NEVER)
 
     def start_again():
-        deadline = time.monotonic() + 60
-        while not newcomers._waits and time.monotonic() < deadline:
+        while not newcomers._waits:  # until worker 0 has heard the machine that waits
             time.sleep(0.05)
-        assert newcomers._waits, "worker 0 heard the machine that waits"
         first = dict(found)
         end(listening)
         with in_threads(
-            *(functools.partial(join, m, n, NEVER) for m in range(3) for n in range(2) if (m, n) != (2, 1))
+            *(functools.partial(join, m, n) for m in range(3) for n in range(2) if (m, n) != (2, 1))
         ):
             pass
         again.update(first)
@@ -90,7 +91,7 @@ def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, l
     again = {}
     with in_threads(join_late):
         with in_threads(*(functools.partial(join, m, n) for m, n in ((1, 1), (0, 1), (1, 0), (0, 0)))):
-            pass
+            clock.end(endpoint, joined=4)
         start_again()
     ranks = {key: rank for key, (rank, _) in again.items()}
     assert ranks == {(0, 0): 0, (0, 1): 1, (1, 0): 2, (1, 1): 3}
@@ -100,8 +101,9 @@ def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, l
     assert late["rank"] in (3, 5) and len(late["peers"]) == 6, "it joined when all started again"
 
 
-def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd):
-    calls, statuses = [functools.partial(meet, seat(endpoint, m, 0, 3, 3, 1), 0.5) for m in (0, 1)], []
+def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd, monkeypatch):
+    clock = MeetingClock(monkeypatch)
+    calls, statuses = [functools.partial(meet, seat(endpoint, m, 0, 3, 3, 1), NEVER) for m in (0, 1)], []
 
     def status(call):
         with pytest.raises(SystemExit) as exit:
@@ -109,22 +111,22 @@ def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd):
         statuses.append(exit.value.code)
 
     with in_threads(*(functools.partial(status, call) for call in calls)):
-        pass
+        clock.end(endpoint, joined=1)
     assert statuses == [75, 75] and not listening
-    assert capfd.readouterr().err.count("2 of at least 3 workers (1 on a machine) joined within 0.5 s") == 2
+    assert capfd.readouterr().err.count("2 of at least 3 workers (1 on a machine) joined within 10000 s") == 2
 
 
-@pytest.mark.parametrize(("spent", "least"), [(0.0, 0.9), (1e3, 0.0)])
+@pytest.mark.parametrize(("spent", "left"), [(0.0, 30.0), (18.0, 12.0), (1e3, rendezvous.ASK)])
 def test_lost_endpoint_ends_a_worker_within_the_timeout_since_the_loss(
-    spent, least, endpoint, capfd, monkeypatch
+    spent, left, endpoint, capfd, monkeypatch, stop_clock
 ):
-    monkeypatch.setenv(environment.SINCE, str(time.time() - spent))
-    monkeypatch.setattr(rendezvous, "ASK", 0.2)
-    began = time.monotonic()
+    clock = stop_clock(rendezvous, 1e6)
+    monkeypatch.setenv(environment.SINCE, str(clock.now - spent))
     with pytest.raises(SystemExit) as exit:
-        meet(seat(endpoint, 1, 0), 1.0)
-    assert exit.value.code == 75 and time.monotonic() - began >= least
-    assert f"worker 0 ({endpoint}, task 0 of 6, by launch) did not start within 1 s" in capfd.readouterr().err
+        meet(seat(endpoint, 1, 0), 30.0)
+    assert exit.value.code == 75 and clock.now - 1e6 == pytest.approx(left, abs=rendezvous._PAUSE)
+    printed = capfd.readouterr().err
+    assert f"worker 0 ({endpoint}, task 0 of 6, by launch) did not start within 30 s" in printed
 
 
 def test_machine_of_another_run_or_program_is_refused_while_training_runs(endpoint, listening):
@@ -204,11 +206,11 @@ def test_fit_saves_at_the_end_of_an_epoch_and_exits_with_85_where_a_machine_wait
 
     plain = train()[0].get_weights()
     for save_freq, begin in (("epoch", (1, 0)), (2, (0, 2)), (False, (1, 0))):
-        monkeypatch.setattr(newcomers, "_waits", True)
+        let_machine_wait(monkeypatch, True)
         with pytest.raises(SystemExit) as exit:
             train(save_freq=save_freq)
         assert exit.value.code == environment.REJOIN == 85
-        monkeypatch.setattr(newcomers, "_waits", False)
+        let_machine_wait(monkeypatch, False)
         model, backup = train(save_freq=save_freq)
         assert (backup.initial_epoch, backup.initial_step) == begin
         for one, other in zip(model.get_weights(), plain):

@@ -92,15 +92,19 @@ def test_walk_ends_in_circles_and_passes_over_what_is_large():
     assert dict(found) == ways | {f"{__name__}.OF_THE_MODULE": OF_THE_MODULE}
 
 
+def limit_visits(monkeypatch, most):
+    monkeypatch.setattr(random_state, "_MOST_VISITS", most)
+
+
 def test_walk_does_not_enter_the_test_runner(request, monkeypatch, recwarn):
     # Else each save in a test looks at all tests of the session, and at no more objects than the limit.
-    monkeypatch.setattr(random_state, "_MOST_VISITS", 1000)
+    limit_visits(monkeypatch, 1000)
     assert list(find_reached({"": Holder(session=request.session, rng=OWN)}, (np.random.Generator,)))
     assert not recwarn.list
 
 
 def test_walk_that_is_cut_off_says_where(monkeypatch):
-    monkeypatch.setattr(random_state, "_MOST_VISITS", 50)
+    limit_visits(monkeypatch, 50)
     large = Holder(a=[[[i]] for i in range(40)], rng=np.random.default_rng(1))
     with pytest.warns(
         UserWarning, match=r"ended at `root\.a\[\d+\].*`, object 50: what is after it is not saved"

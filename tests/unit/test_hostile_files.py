@@ -119,18 +119,18 @@ def test_commands_wait_for_no_pipe_and_no_loop_of_links(tmp_path, capsys, monkey
     (tmp_path / "b.jsonl").mkdir()
     os.symlink("loop", tmp_path / "loop")
     os.symlink(".", tmp_path / "again")
-    for arguments in (
-        ["report", "a.jsonl"],
-        ["report", "."],
-        ["report", "loop"],
-        ["plan", "m.keras:make", "-b", "1", "-m", "1GiB"],
-        ["plan", "loop.keras:make", "-b", "1", "-m", "1GiB"],
-        ["launch", "a.jsonl"],
-        ["launch", "loop"],
-        ["launch", "--log-dir", "m.keras", "a.jsonl"],
-        ["profile", "--service", "127.0.0.1:1", "--log-dir", "loop"],
+    for named, command in (
+        ("a.jsonl", "report a.jsonl"),
+        ("a.jsonl", "report ."),
+        ("loop", "report loop"),
+        ("m.keras", "plan m.keras:make -b 1 -m 1GiB"),
+        ("loop.keras", "plan loop.keras:make -b 1 -m 1GiB"),
+        ("a.jsonl", "launch a.jsonl"),
+        ("loop", "launch loop"),
+        ("a.jsonl", "launch --log-dir m.keras a.jsonl"),
+        ("loop", "profile --service 127.0.0.1:1 --log-dir loop"),
     ):
-        told(capsys, arguments)
+        assert named in told(capsys, command.split()), command
     assert main(["backups", str(tmp_path / "loop")]) == 2
     assert capsys.readouterr().out.count("\n") == 1
 
@@ -153,7 +153,7 @@ def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, mo
     *others, option = arguments
     given = f"{option}={number}" if option.startswith("--") else f"{option}{number or ' '}"
     if given != "--grace=0":  # it means immediately
-        told(capsys, [*others, given])
+        assert option in told(capsys, [*others, given])
 
 
 def test_good_report_is_read_next_to_broken_ones(tmp_path):

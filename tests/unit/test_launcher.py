@@ -1,5 +1,6 @@
 """What launch would start, how it reports results, and the network of the processes."""
 
+import ctypes
 import io
 import json
 import os
@@ -211,8 +212,8 @@ def test_processes_reach_each_other_and_nothing_outside_reaches_them(kind):
 
 def test_kernel_that_allows_none_is_an_error(monkeypatch):
     refuses = types.SimpleNamespace(unshare=lambda flags: -1)
-    monkeypatch.setattr(network.ctypes, "CDLL", lambda *_, **__: refuses)
-    monkeypatch.setattr(network.ctypes, "get_errno", lambda: 1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: refuses)
+    monkeypatch.setattr(ctypes, "get_errno", lambda: 1)
     with pytest.raises(
         OSError, match=r"--network private is not possible here \(unshare: Operation not permitted\)"
     ):

@@ -6,6 +6,7 @@ import warnings
 import keras
 import pytest
 import tensorflow as tf
+from helpers import as_in_new_process
 
 from unisono import mixed_precision
 from unisono.mixed_precision import hardware, policy
@@ -111,7 +112,7 @@ def test_tensor_float_32_is_switched():
 
 
 def test_hardware_warning_comes_once(monkeypatch):
-    monkeypatch.setattr(hardware, "_warned", set())
+    as_in_new_process(monkeypatch)
     monkeypatch.setattr(hardware, "why_slow", lambda dtype, *args: f"slow in {dtype}")
     with pytest.warns(mixed_precision.SlowPrecisionWarning, match="slow in float16") as caught:
         mixed_precision.set_global_policy("mixed_float16")

@@ -83,6 +83,7 @@ def test_no_worker_is_more_than_max_staleness_steps_ahead_of_the_slowest(monkeyp
     try:
         for number in range(40):
             workers.phase.put(Piece(number, steps))
+        workers.wait_until(lambda: workers.begun == [steps] * 3)
         workers.gates[1].set()
         workers.gates[2].set()  # worker 0 is blocked in its first piece
         workers.wait_until(lambda: workers.done[1:] == [max_staleness] * 2)
@@ -100,7 +101,9 @@ def test_without_a_bound_nobody_waits_for_the_slowest(monkeypatch):
     try:
         for number in range(30):
             workers.phase.put(Piece(number, 1))
+        workers.wait_until(lambda: workers.begun == [1, 1])
         workers.gates[1].set()
         workers.wait_until(lambda: workers.done[1] >= 29)
+        assert workers.done == [0, 29] and workers.begun == [1, 29], "worker 0 is in its first piece"
     finally:
         workers.end()

@@ -1,6 +1,5 @@
 """The table of launchers: each row with the variables that its platform documents, nested ones, and who trains alone."""
 
-import functools
 import json
 import re
 import sys
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import as_in_new_process
 
 import unisono
 from unisono.callbacks.output_paths import check_launched_alone
@@ -328,9 +328,15 @@ def test_process_that_was_started_alone_has_no_place():
         assert find_place(variables) is None, variables
 
 
-def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
+@pytest.fixture
+def read_again():
+    """What the variables announce is read once a process."""
+    yield places._find_announced.cache_clear
+    places._find_announced.cache_clear()
+
+
+def test_announced_processes_without_numbers_are_warned_of(monkeypatch, read_again):
     """A script under `sbatch`, a shell under `salloc`, and pods that know how many they are, but not which."""
-    monkeypatch.setattr(places, "_find_announced", functools.cache(places._find_announced.__wrapped__))
     for variables, said in (
         (BATCH, r"of srun \(of the job\) announce 2 processes"),
         ({"SLURM_NTASKS": "4"}, "of srun .* announce 4 processes"),
@@ -349,10 +355,10 @@ def test_announced_processes_without_numbers_are_warned_of(monkeypatch):
     ):
         place = find_place(variables)
         assert place.size is None and place.rank == 0
-        monkeypatch.setattr(places, "_warned", set())
+        as_in_new_process(monkeypatch)
         with monkeypatch.context() as patch, pytest.warns(UserWarning, match=said):
             set_variables(patch, variables)
-            places._find_announced.cache_clear()
+            read_again()
             check_launched_alone([], tf.distribute.get_strategy())
         assert find_place({**variables, "TF_CONFIG": "{}"}) is None
         assert numbers({**variables, **AGENT}) == ("torchrun", 3, 4)
@@ -363,9 +369,13 @@ def test_mpi_around_another_pmix_server_is_not_taken_for_its_only_task():
     assert numbers(inside) == ("PMIx", 1, None)
 
 
+def set_file(monkeypatch, name, path):
+    monkeypatch.setattr(launcher_variables, name, path)
+
+
 def test_trial_of_determined_is_read_from_its_file(monkeypatch, tmp_path):
     path = tmp_path / "rendezvous.json"
-    monkeypatch.setattr(launcher_variables, "_RENDEZVOUS", path)
+    set_file(monkeypatch, "_RENDEZVOUS", path)
     assert read_place({"DET_TRIAL_ID": "3"}) is None
     path.write_text(
         '{"container_addrs": ["10.0.0.1", "10.0.0.2"], "container_rank": 1, "container_slot_counts": [2, 2]}'
@@ -448,7 +458,7 @@ def test_variables_that_are_wrong_are_named():
 def test_sagemaker_without_its_toolkit_is_read_from_its_file(monkeypatch, tmp_path):
     path = tmp_path / "resourceconfig.json"
     path.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
-    monkeypatch.setattr(launcher_variables, "_RESOURCES", path)
+    set_file(monkeypatch, "_RESOURCES", path)
     place = read_place({"TRAINING_JOB_NAME": "job"})
     assert (place.launcher, place.rank, place.size) == ("SageMaker", 1, 2)
     assert place.addresses[0].startswith("algo-1:")
@@ -491,14 +501,14 @@ def mirrored():
 def test_process_of_each_launcher_never_trains_alone_in_silence(row, monkeypatch, mirrored, rank_file):
     variables, launcher, rank, size, _ = row
     set_variables(monkeypatch, {**rank_file, **variables})
-    monkeypatch.setattr(places, "_warned", set())
+    as_in_new_process(monkeypatch)
     cure = (
         r"auto_strategy\(\); set TF_CONFIG=\{\}"
         if size
         else r"set WORLD_SIZE .* MASTER_ADDR .* TF_CONFIG=\{\}"
     )
     for strategy in (tf.distribute.get_strategy(), mirrored):
-        monkeypatch.setattr(places, "_warned", set())
+        as_in_new_process(monkeypatch)
         with pytest.warns(UserWarning, match=rf"{launcher} started this process as .*{cure}"):
             check_launched_alone([keras.callbacks.EarlyStopping()], strategy)
     expected = (rank == 0, size, rank) if size else (True, 1, 0)
@@ -545,6 +555,6 @@ def test_tasks_that_can_be_joined_warn_where_the_model_spans_one(monkeypatch, tm
 
 def test_auto_strategy_goes_on_alone_and_says_so_where_the_size_is_unknown(monkeypatch):
     set_variables(monkeypatch, INDEXED)
-    monkeypatch.setattr(places, "_warned", set())
+    as_in_new_process(monkeypatch)
     with pytest.warns(UserWarning, match=r"number 2 of several, or of one"):
         assert unisono.distribute.auto_strategy().num_replicas_in_sync == 4

@@ -165,11 +165,12 @@ WRITER = """
 import pathlib, sys
 from unisono.distribute.hardware import program_cache
 folder = pathlib.Path(sys.argv[1])
-print("ready", flush=True)
 for n in range(300):
     name, content = f"{n % 3}.pb", bytes([n % 3]) * 400_000
     program_cache.write_entry(folder / name, content)
     assert program_cache.read_entry(folder / name) in (None, content)
+    if n == 10:
+        print("writes", flush=True)
 """
 
 
@@ -178,9 +179,8 @@ def test_eight_processes_and_killed_ones_leave_whole_entries(tmp_path):
     environ = {**os.environ, "UNISONO_CACHE": ""}
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) for _ in range(8)]
     for n, process in enumerate(running):
-        assert process.stdout.readline() == b"ready\n"
+        assert process.stdout.readline() == b"writes\n"
         if n < 3:
-            time.sleep(0.05)
             process.send_signal(signal.SIGKILL)
     assert [process.wait() for process in running][3:] == [0] * 5
     for process in running:
@@ -189,13 +189,13 @@ def test_eight_processes_and_killed_ones_leave_whole_entries(tmp_path):
     assert whole == [bytes([n]) * 400_000 for n in range(3)]
 
 
-def test_doctor_shows_the_folder_its_size_and_whether_it_is_used(tmp_path, monkeypatch):
+def test_doctor_shows_the_folder_its_size_and_whether_it_is_used(tmp_path, before_flags_are_read):
     first_call(cache_in(tmp_path))
     environ = {"UNISONO_CACHE": str(tmp_path / "root")}
     late, size = doctor.programs(environ)
     assert str(tmp_path) in late.value and "not used" in late.value and LATE in late.note
     assert size.value == "1 entries, 0.0 MiB"
-    monkeypatch.setattr(program_cache, "flags_are_read", lambda: False)
+    before_flags_are_read()
     assert "used for CPUs" in next(doctor.programs(environ)).value
     (tmp_path / "root").chmod(0o777)
     assert "chmod 700" in next(doctor.programs(environ)).problem

@@ -1,6 +1,9 @@
 """Which folder has the compiled programs of this machine, and which flags TensorFlow gets for them."""
 
+import importlib.metadata
+import os
 import pathlib
+from unittest.mock import Mock
 
 import pytest
 import tensorflow as tf
@@ -19,7 +22,7 @@ def cards(folder, *models, version="NVRM version: 550.54"):
 
 
 def test_cards_are_known_by_driver_libraries_and_their_one_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "find_version", lambda name: "9.3")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "9.3")
     found = cards(tmp_path / "a", "NVIDIA H100", "NVIDIA H100")
     assert (
         found[0] == "NVRM version: 550.54" and found[-1] == "NVIDIA H100" and "nvidia-cudnn-cu12 9.3" in found
@@ -29,7 +32,8 @@ def test_cards_are_known_by_driver_libraries_and_their_one_model(tmp_path, monke
         == machine.describe_cards(str(tmp_path / "none"))
         == []
     )
-    monkeypatch.setattr(machine, "find_version", lambda name: "not installed")
+    missing = Mock(side_effect=importlib.metadata.PackageNotFoundError)
+    monkeypatch.setattr(importlib.metadata, "version", missing)
     assert cards(tmp_path / "c", "NVIDIA H100") == []
 
 
@@ -43,7 +47,7 @@ def test_another_machine_or_other_flags_have_another_folder(tmp_path, monkeypatc
     if change == "flags":
         environ["XLA_FLAGS"] = "--xla_cpu_enable_fast_math=true"
     elif change == "processors":
-        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(99))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(99))
     else:
         name = {"cpu": "describe_cpu", "cards": "describe_cards", "version": "find_version"}.get(change)
         name = name or "size_of_tensorflow"
@@ -95,8 +99,8 @@ def test_flags_of_the_user_stay_and_ours_are_taken_back():
         assert environ == {"TF_XLA_FLAGS": own}
 
 
-def test_import_begins_a_cache_in_the_home_of_a_user_who_sets_nothing(monkeypatch):
-    monkeypatch.setattr(program_cache, "flags_are_read", lambda: False)
+def test_import_begins_a_cache_in_the_home_of_a_user_who_sets_nothing(before_flags_are_read):
+    before_flags_are_read()
     cache, environ = ProgramCache(), {"XDG_CACHE_HOME": "/c", "XLA_FLAGS": "--mine"}
     cache.begin(environ)
     assert cache.why_off == "" and cache.folder.parent == pathlib.Path("/c/unisono")
@@ -108,15 +112,15 @@ def test_import_begins_a_cache_in_the_home_of_a_user_who_sets_nothing(monkeypatc
 
 
 @pytest.mark.parametrize("environ", [{"UNISONO_CACHE": ""}, {"UNISONO_CACHE": "~unknown/x"}])
-def test_without_a_folder_no_flag_is_set(monkeypatch, environ):
-    monkeypatch.setattr(program_cache, "flags_are_read", lambda: False)
+def test_without_a_folder_no_flag_is_set(before_flags_are_read, environ):
+    before_flags_are_read()
     cache, before = ProgramCache(), dict(environ)
     cache.begin(environ)
     assert cache.why_off and environ == before
 
 
 def test_version_that_is_not_in_the_table_gets_no_flags(monkeypatch):
-    monkeypatch.setattr(xla_flags, "find_version", lambda _: "3.0.0")
+    monkeypatch.setattr(tf, "__version__", "3.0.0")
     environ = {}
     assert "TensorFlow 3.0.0" in xla_flags.add_flags(environ, gpus=True) and environ == {}
 

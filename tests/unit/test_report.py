@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import pathlib
 import pkgutil
 import re
 import subprocess
@@ -355,7 +356,7 @@ def test_machine_has_its_gpus_and_its_job(monkeypatch):
         "Open Kernel Module for x86_64  535.104.05  Release",
     ):
         monkeypatch.setattr(
-            facts.Path, "read_text", lambda path, said=said: f"NVRM version: NVIDIA UNIX {said}\nGCC 12"
+            pathlib.Path, "read_text", lambda path, said=said: f"NVRM version: NVIDIA UNIX {said}\nGCC 12"
         )
         assert facts.read_gpu_models() == {"GPUs": "2 x H100", "GPU driver": "535.104.05"}
     environ = {

@@ -7,7 +7,6 @@ import socket
 import threading
 
 import pytest
-from helpers import Clock
 
 from unisono.distribute.workers import addresses, server_watch
 from unisono.distribute.workers.addresses import (
@@ -156,9 +155,8 @@ def test_the_kernel_is_asked_to_check_after_connections(talks):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
 
 
-def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch):
-    clock, asked = Clock(0.0), []
-    monkeypatch.setattr(server_watch, "time", clock)
+def test_silence_for_the_timeout_loses_a_process_and_ends_what_waits_for_it(talks, monkeypatch, stop_clock):
+    clock, asked = stop_clock(server_watch), []
     monkeypatch.setattr(server_watch, "answers", lambda *where: asked.append(where) or talks.is_set())
     with server(talks) as address, connected(address) as waiting:
         assert waiting.recv(9) == SETTINGS

@@ -1,6 +1,8 @@
 """The records that workers write about themselves: written atomically, and completed at any exit."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -9,7 +11,7 @@ import sys
 import textwrap
 
 import pytest
-from helpers import Clock
+from helpers import in_threads
 
 from unisono.distribute.workers import records
 from unisono.distribute.workers.error_text import Blame, essence, is_own_file, own_lines
@@ -39,6 +41,13 @@ def test_record_is_of_bounded_size_whatever_the_error_is(tmp_path):
     assert records.path_of(tmp_path, 4321).stat().st_size < 2**16
     text = records.read(tmp_path, 4321).error.text
     assert text.startswith("beginning") and text.endswith("end")
+
+
+def test_names_of_lost_workers_are_cut_in_number_and_length(tmp_path):
+    lost = Blame(tuple(f"worker {n} {'x' * 100}" for n in range(100)))
+    records.write(tmp_path, dataclasses.replace(RECORD, error=dataclasses.replace(ERROR, blame=lost)))
+    found = records.read(tmp_path, 4321).error.blame.lost
+    assert len(found) == 32 and found[0].startswith("worker 0 xxx") and max(map(len, found)) < 70
 
 
 def as_json(**changed):
@@ -78,6 +87,58 @@ def test_error_that_came_from_a_lost_peer_is_a_consequence_however_it_is_wrapped
         found = error_record(error)
     assert (found.kind, found.blame.lost) == ("KeyError", ("worker 1",))
     assert "in test_error" not in found.place and found.place.startswith("test_error_that_came_from")
+
+
+def chain(*errors):
+    """The first error, which each next one has caused."""
+    for error, cause in itertools.pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
+LOST, PASSED_ON = "lost contact with worker 1: worker 2 has waited", "worker 3 failed: ValueError: no"
+
+
+def test_cause_that_names_a_lost_worker_counts_before_what_another_worker_said():
+    found = error_record(chain(KeyError("x"), ValueError(PASSED_ON), RuntimeError(LOST)))
+    assert found.blame == Blame(("worker 1",))
+    assert error_record(chain(KeyError("x"), ValueError(PASSED_ON))).blame == Blame((), ("worker 3",))
+
+
+@pytest.mark.parametrize("depth, seen", [(19, True), (20, False)])
+def test_only_so_many_causes_are_read(depth, seen):
+    found = error_record(chain(*(KeyError("x") for _ in range(depth)), RuntimeError(LOST)))
+    assert (found.blame is not None) == seen
+
+
+@pytest.mark.parametrize(
+    "text, tries_again",
+    [("my own mistake", False), (PASSED_ON, False), (LOST, True), ("a worker hangs in it", True)],
+)
+def test_process_asks_for_another_attempt_unless_it_is_known_what_failed(text, tries_again):
+    with pytest.raises(SystemExit) if tries_again else contextlib.nullcontext() as exit:
+        records.exit_for_another_attempt(RuntimeError(text))
+    assert not tries_again or exit.value.code == os.EX_TEMPFAIL == 75
+
+
+def test_first_error_of_a_process_is_kept(tmp_path):
+    mine = Recorder()
+    mine._folder = tmp_path
+    for text in ("first", "second"):
+        mine._record_failure(ValueError(text))
+    assert records.read(tmp_path, os.getpid()).error.text == "first"
+
+
+def test_error_of_another_thread_does_not_end_the_program(monkeypatch):
+    ended = []
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    records.at_fatal_error(ended.append)
+    errors = [ValueError("in a thread"), ValueError("in the program")]
+    with in_threads(lambda: sys.excepthook(ValueError, errors[0], None)):
+        pass
+    assert ended == []
+    sys.excepthook(ValueError, errors[1], None)
+    assert ended == errors[1:]
 
 
 def test_error_whose_text_fails_is_recorded_too():
@@ -143,9 +204,8 @@ def test_each_end_of_a_program_leaves_its_record(tmp_path):
     assert errors == {"raises", "hook"}
 
 
-def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, monkeypatch):
-    clock = Clock(5.0)
-    monkeypatch.setattr("unisono.distribute.workers.records.time", clock)
+def test_record_lives_while_the_program_hangs_and_says_where(tmp_path, stop_clock):
+    clock = stop_clock(records, 5.0)
     mine = Recorder()
     mine._folder = tmp_path
     mine.at_collective(5)

@@ -68,4 +68,5 @@ def train_on_one_device():
 
 @pytest.mark.long
 def test_programs_that_end_after_their_last_collective_end_without_an_error_on_all_workers(start_workers):
-    start_workers("last_collective", count=2, anew=True).succeed()
+    ended = start_workers("last_collective", count=2, anew=True).succeed()
+    assert [each.out.split() for each in ended] == [[str(index), "is", "over"] for index in range(2)]

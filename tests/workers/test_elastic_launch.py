@@ -179,8 +179,9 @@ def test_launcher_that_sigterm_ends_saves_and_the_other_goes_on_without_it(run, 
     run.hold(1)
     first, second = run.start(15, 3), run.start(15, 3)
     run.wait_for(first, "epoch 1 as 0 of 2")
+    run.wait_for(second, "epoch 1 as 1 of 2")
     os.kill(run.launched[second].pid, signal.SIGTERM)
-    time.sleep(1.0)  # until the worker has it
+    run.wait_for(second, "SIGTERM")
     run.release(1)
     printed = run.end(first)[0]
     assert run.launched[second].communicate() and run.launched[second].returncode == 143

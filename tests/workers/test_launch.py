@@ -18,14 +18,16 @@ def wait_for(path):
     return path.read_text()
 
 
+def runs(pid):
+    """Whether the process has not ended; a zombie has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def wait_for_end(pid):
-    """Waits until the process has ended or is a zombie."""
-    state = ""
-    while state != "Z":
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
+    while runs(pid):
         time.sleep(0.02)
 
 
@@ -86,9 +88,11 @@ def test_nothing_is_left_when_the_launcher_is_asked_to_end_not_even_daemons(laun
 def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
     process = launch("--workers", 2, OBEY, tmp_path, "wait")
     pids = [wait_for(tmp_path / name) for name in ("pid-0-0", "pid-1-0")]
+    assert all(map(runs, pids))
     process.kill()
     for pid in pids:
         wait_for_end(pid)
+    assert process.wait() == -signal.SIGKILL and not any(map(runs, pids))
 
 
 @pytest.mark.parametrize(

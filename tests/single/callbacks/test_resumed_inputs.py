@@ -195,8 +195,9 @@ def test_operation_whose_state_cannot_be_saved_is_named(tmp_path):
 def test_backup_on_a_gpu_warns_unless_operations_are_deterministic(
     tmp_path, monkeypatch, recwarn, deterministic
 ):
-    monkeypatch.setattr(exactness, "is_gpu", lambda device: "CPU" in device)
-    monkeypatch.setattr(exactness, "operations_are_deterministic", lambda: deterministic)
+    fakes = {"is_gpu": lambda device: "CPU" in device, "operations_are_deterministic": lambda: deterministic}
+    for name, fake in fakes.items():
+        monkeypatch.setattr(exactness, name, fake)
     model = unisono.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((4, 2), "float32")

@@ -95,9 +95,9 @@ class Begin(keras.callbacks.Callback):
 
 
 @pytest.fixture(autouse=True)
-def empty_store(monkeypatch):
+def empty_store(stop_clock):
     MemoryFileSystem.store.clear()
-    monkeypatch.setattr(objects, "_PAUSES", (0.0, 0.0, 0.0, 0.0))
+    stop_clock(objects)
     yield
     MemoryFileSystem.store.clear()
     plan()

@@ -23,6 +23,7 @@ from upath.registry import register_implementation
 import unisono
 from unisono import callbacks
 from unisono.callbacks.backup.files import container
+from unisono.callbacks.backup.files import owner as owner_module
 from unisono.callbacks.backup.files.owner import FolderInUseError, FolderOwner
 from unisono.callbacks.backup.files.store import BackupStore, backup_paths
 from unisono.commands import main
@@ -65,7 +66,7 @@ class Faulty(MemoryFileSystem):
     def plan(cls, kind, at):
         cls.kind, cls.at, cls.calls, cls.names, cls.late = kind, at, itertools.count(), [], None
 
-    def _faulty(self, name, call, *args, **kwargs):
+    def fault(self, name, call, *args, **kwargs):
         number = next(Faulty.calls)
         Faulty.names.append(name)
         if number != Faulty.at:
@@ -90,7 +91,7 @@ class Faulty(MemoryFileSystem):
         return result[:-1] if name == "cat" else result
 
     def put_file(self, *args, **kwargs):
-        self._faulty("put", super().put_file, *args, **kwargs)
+        self.fault("put", super().put_file, *args, **kwargs)
         if Faulty.late is None:
             return
         path, data, new = Faulty.late
@@ -100,13 +101,13 @@ class Faulty(MemoryFileSystem):
                 self.pipe_file(path, data)
 
     def cat_file(self, *args, **kwargs):
-        return self._faulty("cat", super().cat_file, *args, **kwargs)
+        return self.fault("cat", super().cat_file, *args, **kwargs)
 
     def info(self, *args, **kwargs):
-        return self._faulty("info", super().info, *args, **kwargs)
+        return self.fault("info", super().info, *args, **kwargs)
 
     def rm_file(self, *args, **kwargs):
-        return self._faulty("remove", super().rm_file, *args, **kwargs)
+        return self.fault("remove", super().rm_file, *args, **kwargs)
 
 
 fsspec.register_implementation("faulty", Faulty, clobber=True)
@@ -114,10 +115,10 @@ register_implementation("faulty", MemoryPath, clobber=True)
 
 
 @pytest.fixture(autouse=True)
-def empty_store(monkeypatch):
+def empty_store(stop_clock):
     MemoryFileSystem.store.clear()
     Faulty.plan(None, -1)
-    monkeypatch.setattr(objects, "_PAUSES", (0.0, 0.0, 0.0))
+    stop_clock(objects)
     yield
     MemoryFileSystem.store.clear()
 
@@ -256,7 +257,7 @@ def test_store_that_stays_unreachable_is_an_error_before_the_first_step_without_
     def refuse(self, *args, **kwargs):
         raise ConnectionError("secret-key-of-mine sig=abcdef123&x=1 was not let through")
 
-    monkeypatch.setattr(Faulty, "_faulty", refuse)
+    monkeypatch.setattr(Faulty, "fault", refuse)
     for callback in (
         callbacks.BackupAndRestore("faulty://bucket/run"),
         callbacks.ModelCheckpoint("faulty://bucket/{epoch}.keras"),
@@ -278,14 +279,14 @@ class Outage(keras.callbacks.Callback):
     def __init__(self, monkeypatch, steps):
         super().__init__()
         self.steps, self.down, self.done = steps, False, 0
-        faulty = Faulty._faulty
+        faulty = Faulty.fault
 
         def answer(store, name, call, *args, **kwargs):
             if self.down:
                 raise ConnectionError("no route to host")
             return faulty(store, name, call, *args, **kwargs)
 
-        monkeypatch.setattr(Faulty, "_faulty", answer)
+        monkeypatch.setattr(Faulty, "fault", answer)
 
     def on_train_batch_end(self, batch, logs=None):
         self.done += 1
@@ -318,7 +319,7 @@ class OutageFrom(keras.callbacks.Callback):
     def __init__(self, monkeypatch, begin, answers):
         super().__init__()
         self.step, self.down_in = 0, None
-        calls, faulty = itertools.count(), Faulty._faulty
+        calls, faulty = itertools.count(), Faulty.fault
 
         def answer(store, name, call, *args, **kwargs):
             if next(calls) >= begin and self.down_in is None:
@@ -329,7 +330,7 @@ class OutageFrom(keras.callbacks.Callback):
                 faulty(store, name, call, *args, **kwargs)
             raise ConnectionError("no route to host")
 
-        monkeypatch.setattr(Faulty, "_faulty", answer)
+        monkeypatch.setattr(Faulty, "fault", answer)
 
     def on_train_batch_end(self, batch, logs=None):
         self.step += 1
@@ -373,8 +374,8 @@ def test_store_that_is_down_is_no_owner_and_at_the_end_an_error(monkeypatch):
     assert callbacks.latest_backup("faulty://bucket/down").total_steps == 5
 
 
-def test_two_runs_never_write_to_one_place(monkeypatch):
-    first = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
+def test_two_runs_never_write_to_one_place(stop_clock):
+    first = FolderOwner(UPath("memory://bucket/run"))
     first.acquire()
     with pytest.raises(FolderInUseError, match=r"memory://bucket/run is in use by another fit"):
         FolderOwner(UPath("memory://bucket/run")).acquire()
@@ -384,8 +385,10 @@ def test_two_runs_never_write_to_one_place(monkeypatch):
     elsewhere = said | {"process": "00000000-1-1", "host": "other", "token": "theirs"}
     first.release()
     path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
-    second = FolderOwner(UPath("memory://bucket/run"), beat=0.02, patience=0.3)
-    second.acquire()  # it did not change for 0.3 s
+    clock = stop_clock(owner_module)
+    second = FolderOwner(UPath("memory://bucket/run"), beat=1e4, patience=1e4)
+    second.acquire()
+    assert clock.now >= 1e4, "it did not change for so long"
     path.fs.pipe_file(path.path, json.dumps(elsewhere).encode())
     with pytest.raises(FolderInUseError, match="has been taken over by process 1 on other"):
         second.check()
@@ -396,13 +399,14 @@ def test_two_runs_never_write_to_one_place(monkeypatch):
 EVALUATOR = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}'
 
 
-def test_same_job_takes_over_at_once(monkeypatch):
+def test_same_job_takes_over_at_once(monkeypatch, stop_clock):
     class Waits(Exception):
         pass
 
     def wait(seconds):
         raise Waits
 
+    stop_clock(owner_module).sleep = wait
     path = UPath("memory://bucket/run/owner.json")
     said = {"process": "00000000-1-1", "host": "other", "since": 1.0, "token": "theirs"}
     for before, now, at_once in (
@@ -423,7 +427,6 @@ def test_same_job_takes_over_at_once(monkeypatch):
                 patch.delenv(name, raising=False)
             for name, value in now.items():
                 patch.setenv(name, value)
-            patch.setattr("unisono.callbacks.backup.files.owner.time.sleep", wait)
             owner = FolderOwner(path.parent)
             with contextlib.nullcontext() if at_once else pytest.raises(Waits):
                 owner.acquire()
@@ -530,18 +533,16 @@ def test_upload_that_fails_while_training_is_tried_again(monkeypatch):
     """The callback's file is complete at the end, and one warning says that an upload failed."""
     from unisono.callbacks import spool
 
-    monkeypatch.setattr(spool, "_PAUSE", 0.01)
     made = spool.Spool()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with made:
             place = made.place("path", "memory://bucket/a.txt", folder=False)
-            monkeypatch.setattr(
-                spool, "upload", lambda *_: (_ for _ in ()).throw(OSError(5, "down", "memory://bucket/a.txt"))
-            )
             Path(place).write_text("text")
-            assert made._tick() and made._tick()
-            monkeypatch.setattr(spool, "upload", objects.upload)
+            with monkeypatch.context() as patch:
+                down = OSError(5, "down", "memory://bucket/a.txt")
+                patch.setattr(spool, "upload", lambda *_: (_ for _ in ()).throw(down))
+                assert made._tick() and made._tick()
     assert UPath("memory://bucket/a.txt").read_text() == "text"
     assert [str(each.message) for each in caught if "tried again" in str(each.message)]
 

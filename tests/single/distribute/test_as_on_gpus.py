@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from custom_step import CustomStep
 from helpers import FLOAT32, assert_close, mirrored
+from xla_trials import take_for_gpus
 
 import unisono
 from unisono.distribute import replicas
@@ -23,8 +24,7 @@ L = keras.layers
 @pytest.fixture
 def as_on_gpus(monkeypatch):
     """Traces steps as for GPUs; returns the sparse gradients whose duplicate rows were merged."""
-    for module in (devices, replicas, user_code):
-        monkeypatch.setattr(module, "is_gpu", lambda device: True)
+    take_for_gpus(monkeypatch, modules=(devices, replicas, user_code))
     merged, original = [], aggregators.merge_rows
     monkeypatch.setattr(aggregators, "merge_rows", lambda given: merged.append(given) or original(given))
     return merged

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import json
 import pathlib
 import pickle
 import subprocess
@@ -13,7 +14,6 @@ import pytest
 from keras.src.saving import saving_lib
 
 import unisono
-from unisono.callbacks import output_paths
 from unisono.callbacks.call_schedule import steps_until_call
 from unisono.callbacks.output_paths import only_chief_writes
 
@@ -185,7 +185,8 @@ def test_tool_that_pickles_by_its_own_method_copies_our_models_as_ours(monkeypat
 
 @pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 def test_profile_of_a_worker_is_kept_next_to_that_of_the_chief(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(output_paths, "worker_index", lambda: 1)
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     folder = tmp_path / "logs" / "train" / "plugins" / "profile" / "2026_01_01"
     folder.mkdir(parents=True)
     (folder / "host.xplane.pb").write_text("the chief's")

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import GradientsOfItsOwn, Stop, StopAt, mirrored, source_of
+from helpers import GradientsOfItsOwn, Stop, StopAt, as_in_new_process, mirrored, source_of
 
 import unisono
 from unisono import callbacks
@@ -230,22 +230,20 @@ def inputs_at_the_position_they_are_at(tmp_path, monkeypatch):
 
 @program
 def one_input_made_by_two_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(same_input, "spans_workers", lambda strategy: True)
-    sent = []
-
-    def gather(mine, strategy):
-        sent.append(mine)
-        return sent
-
-    monkeypatch.setattr(same_input, "gather_json", gather)
+    sent, rows = [], []
+    fakes = {
+        "spans_workers": lambda strategy: True,
+        "gather_json": lambda mine, strategy: sent.append(mine) or sent,
+        "gather_numbers": lambda mine, strategy: rows.append(list(mine)) or rows,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(same_input, name, fake)
     for _ in range(2):
         scaled = batches().map(lambda x, y: (2 * x, y), num_parallel_calls=2).prefetch(1)
         same_input.check_same_input(scaled, tf.distribute.get_strategy())
     noisy = batches().map(lambda x, y: (x + tf.random.normal([1], seed=1), y))
     sent.clear()
     first, second = (DatasetSource(Elements(noisy, compared=True), None) for _ in range(2))
-    rows = []
-    monkeypatch.setattr(same_input, "gather_numbers", lambda mine, strategy: rows.append(list(mine)) or rows)
     for source in (first, second):
         source.take(1)
         same_input.check_same_data(source, tf.distribute.get_strategy())
@@ -309,7 +307,7 @@ def one_process_with_devices_of_one_kind(tmp_path, monkeypatch):
     automatic._warn_of_mixed_models()
     monkeypatch.setattr(hardware, "gpu_capabilities", lambda: [])
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
-    monkeypatch.setattr(hardware, "_warned", set())
+    as_in_new_process(monkeypatch)
     before = keras.config.dtype_policy()
     try:
         unisono.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -362,7 +360,8 @@ def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
 
     model = WithLogs([keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
     model.compile("sgd", "mse", run_eagerly=run_eagerly)
-    model.fit(*arrays(), batch_size=4, verbose=0)
+    history = model.fit(*arrays(), batch_size=4, verbose=0).history
+    assert history and np.isfinite([*history.values()]).all()
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)

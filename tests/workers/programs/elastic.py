@@ -6,6 +6,7 @@ Before an epoch for which there is a file OUT/hold-EPOCH it waits until that is 
 """
 
 import os
+import signal
 import sys
 import time
 
@@ -33,12 +34,14 @@ place = f"{unisono.distribute.worker_index()} of {unisono.distribute.num_workers
 
 
 class Holds(keras.callbacks.Callback):
-    """Says where training is, and waits while the test holds it."""
+    """Says where training is, and waits while the test holds it; says meanwhile whether SIGTERM has come."""
 
     def on_epoch_begin(self, epoch, logs=None):
         print(f"epoch {epoch} as {place}", flush=True)
+        handle = signal.signal(signal.SIGTERM, lambda *given: print("SIGTERM", flush=True) or handle(*given))
         while os.path.exists(f"{out}/hold-{epoch}"):
             time.sleep(0.02)
+        signal.signal(signal.SIGTERM, handle)
 
 
 model.fit(

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
+from traced_steps import record_traced_steps
 
 import unisono
-from unisono.trainer.partition.steps import step_partition
-from unisono.trainer.partition.steps.traced_step import TracedStep
 
 _R = np.random.default_rng(3)
 SAMPLES, BATCH = 11, 7  # 7 samples, then 4: a replica has none where two of three have two each
@@ -114,20 +113,14 @@ def results(name, replicas):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
-    gathered = []
-
-    def traced(*arguments):
-        made = TracedStep(*arguments)
-        gathered.extend(
-            n for n in made.program.nodes if made.program.communicates(n) and _is_of_values(made, n)
-        )
-        return made
-
-    monkeypatch.setattr(step_partition, "TracedStep", traced)
+    steps = record_traced_steps(monkeypatch)
     right = results(name, 1)
     for replicas in (2, 3):
         helpers.assert_close(results(name, replicas), right, 10 * helpers.FLOAT64, f"{name} on {replicas}")
-    assert not gathered
+    for step in steps:
+        program = step.program
+        assert not [n for n in program.nodes if program.communicates(n) and _is_of_values(step, n)]
+    assert steps
 
 
 def _is_of_values(traced, node):

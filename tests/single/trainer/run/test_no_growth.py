@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from helpers import Batches, mirrored, open_files, scope, threads_since
 from tensorflow.python.eager import context
+from xla_trials import take_for_gpus
 
 import unisono
 from unisono.trainer.inputs import Chunk
-from unisono.trainer.run.xla import xla_rule
 
 ROWS, BATCH = 19, 8  # two full batches and one of three samples
 X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
@@ -137,7 +137,7 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
 @pytest.mark.parametrize("way", ["graph", "XLA", "XLA as on GPUs"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "two replicas", "interrupted"])
 def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, monkeypatch, kind, way):
-    monkeypatch.setattr(xla_rule, "is_gpu", lambda device: way == "XLA as on GPUs")
+    take_for_gpus(monkeypatch, "" if way == "XLA as on GPUs" else "none")
     replicas, fit = FITS[kind]
     jit_compile = {"graph": False, "XLA": True}.get(way, "auto")
     model = model_under(mirrored(replicas) if replicas > 1 else None, jit_compile=jit_compile)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import FLOAT32, GradientsOfItsOwn, assert_close, mirrored, scope
-from xla_trials import force_backend
+from xla_trials import force_backend, take_for_gpus
 
 import unisono
 from unisono.trainer.run.loops.compiled import GRAPH, XLA
@@ -54,8 +54,7 @@ PLACES = {
 
 
 def treat_as_gpu(monkeypatch, device="CPU:1"):
-    for module in (stacks, xla_rule):
-        monkeypatch.setattr(module, "is_gpu", lambda name: name.endswith(device))
+    take_for_gpus(monkeypatch, device, (stacks, xla_rule))
 
 
 class CustomStep(GradientsOfItsOwn, unisono.Model):

@@ -3,6 +3,8 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+from xla_trials import take_for_gpus
 
 import unisono
 from unisono.distribute.hardware import devices
@@ -19,9 +21,7 @@ def pretend(monkeypatch):
     def describe(capabilities, cuda="12.5.1"):
         details = [{"compute_capability": each} if each else {} for each in capabilities]
         monkeypatch.setattr(devices, "gpu_details", lambda: details)
-        monkeypatch.setattr(
-            devices.tf.sysconfig, "get_build_info", lambda: {"cuda_version": cuda} if cuda else {}
-        )
+        monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"cuda_version": cuda} if cuda else {})
 
     return describe
 
@@ -60,7 +60,7 @@ def test_steps_stay_in_the_plain_graph_with_one_warning(pretend, monkeypatch, ji
     assert len(caught) == 1 and not model.jit_compile
     model.fit(X, X[:, :1], verbose=0)
     function = Runner().make_function(model, "train")
-    monkeypatch.setattr(xla_rule, "is_gpu", lambda _: True)
+    take_for_gpus(monkeypatch)
     reason = xla_rule._reason_before_tracing(function, None, 10_000)
     assert reason == "`jit_compile=False`" if jit_compile is True else "CUDA 12.8" in reason
 

@@ -67,16 +67,36 @@ def test_class_weight_of_a_class_that_the_model_does_not_have_is_rejected(one_ho
     getattr(model, method)(X, targets, class_weight={0: 2.0, 2: 0.5})
 
 
-def test_class_weight_is_accepted_where_the_number_of_classes_is_not_known():
-    ignoring = keras.losses.SparseCategoricalCrossentropy(ignore_class=9)
-    classifier(3, ignoring).fit(X, np.where(X[:, 0] > 0, 9, 1), class_weight={9: 1.0, 1: 2.0}, verbose=0)
-    for loss in ("binary_crossentropy", "mse"):
-        classifier(1, loss, "sigmoid").fit(X, X[:, :1] > 0, class_weight={0: 1.0, 7: 2.0}, verbose=0)
+class Own(unisono.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return keras.ops.mean(y_pred * sample_weight[:, None])
 
-    class Own(unisono.Sequential):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return keras.ops.mean(y_pred)
 
+def with_own_loss():
     model = Own([keras.Input((3,)), keras.layers.Dense(3)])
     model.compile("sgd", "sparse_categorical_crossentropy")
-    model.fit(X, np.zeros(len(X), int), class_weight={5: 1.0}, verbose=0)
+    return model
+
+
+IGNORING = keras.losses.SparseCategoricalCrossentropy(ignore_class=9)
+UNKNOWN = {
+    "ignored class": (lambda: classifier(3, IGNORING), np.where(X[:, 0] > 0, 9, 1), {9: 1.0, 1: 2.0}),
+    "binary": (lambda: classifier(1, "binary_crossentropy", "sigmoid"), X[:, :1] > 0, {0: 3.0, 7: 2.0}),
+    "numbers": (lambda: classifier(1, "mse", "sigmoid"), X[:, :1] > 0, {0: 3.0, 7: 2.0}),
+    "own loss": (with_own_loss, np.where(X[:, 0] > 0, 0, 5), {5: 2.0}),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_class_weight_weighs_samples_where_the_number_of_classes_is_not_known(kind):
+    make, targets, classes = UNKNOWN[kind]
+    of_samples = np.array([classes.get(int(target), 1.0) for target in targets.ravel()])
+    trained = []
+    for weights in ({"class_weight": classes}, {"sample_weight": of_samples}, {}):
+        keras.utils.set_random_seed(1)
+        model = make()
+        if weights or kind != "own loss":
+            model.fit(X, targets, **weights, verbose=0)
+        trained.append(model.get_weights())
+    helpers.assert_equal(trained[0], trained[1])
+    assert not all(map(np.array_equal, trained[0], trained[2])), "the weights change something"

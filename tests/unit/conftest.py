@@ -1,0 +1,11 @@
+"""What several tests of single functions share."""
+
+import pytest
+
+from unisono.distribute.hardware import program_cache
+
+
+@pytest.fixture
+def before_flags_are_read(monkeypatch):
+    """Call it to be at the time before TensorFlow has looked at its flags."""
+    return lambda: monkeypatch.setattr(program_cache, "flags_are_read", lambda: False)
