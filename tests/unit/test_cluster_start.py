@@ -14,7 +14,7 @@ import types
 import pytest
 import tensorflow as tf
 from helpers import in_threads
-from meetings import NEVER, MeetingClock
+from rendezvous_clock import NEVER, RendezvousClock
 
 from unisono.compat.versions import show_versions
 from unisono.distribute import (
@@ -208,7 +208,7 @@ def test_processes_of_a_launcher_learn_the_addresses_of_all():
 
 def test_late_processes_of_a_launcher_are_named_with_it_everywhere(monkeypatch):
     (meeting,) = addresses(1)
-    clock = MeetingClock(monkeypatch)
+    clock = RendezvousClock(monkeypatch)
     calls = [functools.partial(meet, place(rank, 4, meeting), NEVER) for rank in (0, 2)]
     *late, _ = errors_of(*calls, functools.partial(clock.end, meeting, joined=1))
     for error in late:
@@ -262,7 +262,7 @@ def test_worker_that_says_no_version_is_of_an_older_one():
 def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatch):
     """Its connection stays open: the first worker 1 says nothing more, and the second one is taken in its place."""
     (meeting,) = addresses(1)
-    clock = MeetingClock(monkeypatch)
+    clock = RendezvousClock(monkeypatch)
 
     def come(rank, stays):
         said = {"unisono": _digest(""), "cluster": _digest("[3, 3, 3]"), "program": "", "machine": ""}
@@ -305,7 +305,7 @@ def test_machine_that_dies_in_the_meeting_is_named_and_may_come_again(monkeypatc
 
 def test_process_of_another_run_is_rejected_and_the_others_go_on_without_it(monkeypatch):
     (meeting,) = addresses(1)
-    clock = MeetingClock(monkeypatch)
+    clock = RendezvousClock(monkeypatch)
 
     def theirs():
         try:

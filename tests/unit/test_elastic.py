@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import in_threads
-from meetings import NEVER, MeetingClock
+from rendezvous_clock import NEVER, RendezvousClock
 
 import unisono
 from unisono.commands import launch as launch_command
@@ -68,7 +68,7 @@ def seat(endpoint, machine, number, most=3, fewest=1, each=2):
 
 def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, listening, monkeypatch):
     """Three machines of two workers may come: two do, and half of a third, which joins at the next start."""
-    clock = MeetingClock(monkeypatch)
+    clock = RendezvousClock(monkeypatch)
     found, late = {}, {}
 
     def join(machine, number):
@@ -102,7 +102,7 @@ def test_exchange_gives_ranks_to_whole_machines_and_lets_others_wait(endpoint, l
 
 
 def test_too_few_machines_end_with_75_and_say_so(endpoint, listening, capfd, monkeypatch):
-    clock = MeetingClock(monkeypatch)
+    clock = RendezvousClock(monkeypatch)
     calls, statuses = [functools.partial(meet, seat(endpoint, m, 0, 3, 3, 1), NEVER) for m in (0, 1)], []
 
     def status(call):

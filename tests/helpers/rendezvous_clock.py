@@ -1,4 +1,4 @@
-"""Meetings of workers whose time runs out when a test says so, not while a busy machine has not yet started a thread."""
+"""A rendezvous whose time runs out when a test says so, not while a busy machine has not yet started a thread."""
 
 import threading
 
@@ -11,8 +11,8 @@ NEVER = 1e4  # seconds
 _tell = lines.tell
 
 
-class MeetingClock(Clock):
-    """Stands still until a test ends the meeting, which has the timeout NEVER."""
+class RendezvousClock(Clock):
+    """Stands still until a test ends the rendezvous, which has the timeout NEVER."""
 
     def __init__(self, monkeypatch) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class MeetingClock(Clock):
         if "left" in said:
             self._joined.release()
 
-    def end(self, meeting: str, joined: int) -> None:
+    def end(self, address: str, joined: int) -> None:
         """Lets the timeout pass for worker 0, at this address, once so many others have joined."""
         for _ in range(joined):
             assert self._joined.acquire(timeout=250), "a worker did not join"
         self.now += NEVER
-        connect(meeting, NEVER).close()  # wakes worker 0
+        connect(address, NEVER).close()  # ends the wait of worker 0
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps: those who ask again and again do so for no time of the meeting."""
+        """Sleeps: those who ask again and again do so for no time of the rendezvous."""
         threading.Event().wait(seconds)
