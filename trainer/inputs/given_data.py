@@ -135,7 +135,7 @@ class GivenData:
         x, y, sample_weight = tf.nest.map_structure(cut, self.arrays)
         return dataclasses.replace(self, x=x, y=y, sample_weight=sample_weight, **changes)
 
-    def limited(self) -> "GivenData":
+    def limit_steps(self) -> "GivenData":
         """Return it with at most the steps of Keras' global limit."""
         most = keras.config.max_steps_per_epoch()
         if not most or (self.steps is not None and self.steps <= most):

@@ -45,7 +45,7 @@ NEIGHBOURS = {
         "compat/patches.py wrap",
         "trainer/inputs/position.py end_epoch",
         "trainer/inputs/sources/make_source.py make_source",
-        "trainer/inputs/given_data.py limited",
+        "trainer/inputs/given_data.py limit_steps",
         "trainer/run/fit_begin.py _cap",
         "trainer/run/loops/loop_choice.py _or_graph",
         "trainer/run/loops/loop_choice.py run",

@@ -33,7 +33,7 @@ def make_source(data: GivenData, how: Reading) -> Source:
     Unsupported values and types raise a ValueError or TypeError here, before the first step.
     """
     weights = class_weights(how.class_weight)
-    data = data.limited()
+    data = data.limit_steps()
     if data.kind == "Keras data adapter":
         data = dataclasses.replace(data, x=data.x.get_tf_dataset())
     check_same_input(data.x, how.strategy, data.kind, how.call)
