@@ -92,7 +92,7 @@ class Hosts:
         nnodes = HOSTS[self._given["scenario"], self._given["strategy"]]
         place = [] if ":" in nnodes else ["--node-rank", host]
         (tasks := self._folder / f"tasks-{host}").mkdir(exist_ok=True)
-        words = ["--nnodes", nnodes, *place, "--timeout", 8, "--restarts", 50, "--rdzv-endpoint"]
+        words = ["--nnodes", nnodes, *place, "--timeout", 30, "--restarts", 50, "--rdzv-endpoint"]
         words += [f"{ADDRESS.format(1)}:29500", Path(__file__).with_name("kill_driver.py")]
         env = {"WORDS": str(self._folder / "words"), "TASKS": str(tasks), "NAMESPACE": self._names[host]}
         program = Path(__file__).with_name("forking_launcher.py")
