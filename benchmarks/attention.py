@@ -7,11 +7,10 @@ import importlib.util
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from typing import Any, cast
+from typing import Any
 
 from .gpu.task import Size
 from .sharded_state import forget_peak, memory
@@ -19,40 +18,50 @@ from .tables import publish, spread
 
 WORDS, WIDTH, BLOCKS, HEADS = 50_257, 512, 4, 8
 KINDS = ("causal", "all keys", "a mask of all queries and keys", "a mask of keys")
-CONTESTANTS = {"unisono": "Unisono", "keras": "Keras", "jax": "Keras on JAX"}
+CONTESTANTS = {
+    "unisono": "Unisono",
+    "keras": "Keras",
+    "unisono_xla": "Unisono, XLA",
+    "keras_xla": "Keras, XLA",
+    "jax": "JAX loop",
+}
+COMPARED = {"unisono": "keras", "keras": "keras"}
+"""What a contestant is compared with; the others with `keras_xla`."""
+STEP = 2048
+"""Tokens of a step of shorter texts."""
 MIB = 2**20
 
 
 def main() -> None:
     """Print two tables; `--child` runs one process of them.
 
-        python -m benchmarks.attention [ROUNDS] [--tokens 512,2048,4096] [--words 50257] [--xla]
+        python -m benchmarks.attention [ROUNDS] [--tokens 128,512,2048,4096] [--words 50257]
 
     The first has the CPU time of Keras' function, forward and backward, divided by that of blocks: batches of 2, 8 heads of
     64, float32, the best of four in turns. For the second each round starts a process for each contestant, in turns: one
-    text a step, four blocks, float32. A process runs three steps after the first. Memory is the peak of these steps minus
-    what the process had before the first one. All run on one thread, so that CPU time is the time of the work.
+    text a step, or as many as have 2,048 tokens, four blocks, float32. A process runs three steps after the first; the best
+    one counts. Memory is the peak of these steps minus what the process had before the first one. All run on one thread, so
+    that CPU time is the time of the work. Ratios are of runs in one round: to Keras compiled in the same way, and that of
+    the JAX loop, which the extra `bench` brings, to Keras with XLA.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.attention", description=__doc__)
     parser.add_argument("rounds", nargs="?", type=int, default=1, help="processes of each contestant")
-    parser.add_argument("--tokens", default="512,2048,4096", help="lengths of a text")
+    parser.add_argument("--tokens", default="128,512,2048,4096", help="lengths of a text")
     parser.add_argument("--words", type=int, default=WORDS, help="size of the vocabulary")
-    parser.add_argument("--xla", action="store_true", help="with jit_compile=True")
-    parser.add_argument("--child", choices=["function", *CONTESTANTS], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["function", "function_xla", *CONTESTANTS], help=argparse.SUPPRESS)
     options = parser.parse_args()
     lengths = [int(each) for each in options.tokens.split(",")]
     if options.child:
-        given = lengths[0], options.xla
-        found = (
-            ratios(*given) if options.child == "function" else measure(options.child, *given, options.words)
-        )
+        kind, _, xla = options.child.partition("_")
+        given = lengths[0], bool(xla)
+        found = ratios(*given) if kind == "function" else measure(kind, *given, options.words)
         print(json.dumps(found), flush=True)
         return
-    name = "attention_xla" if options.xla else "attention"
-    rows = [[f"{tokens:,}", *run("function", tokens, options)] for tokens in lengths]
-    publish(f"{name}_function", ["tokens", *KINDS], rows)
-    head = ["tokens", "", "tokens in a second of CPU time", "of Keras", "peak of a step"]
-    publish(name, head, [line for tokens in lengths for line in lines_of(tokens, options)])
+    for kind in ("function", "function_xla"):
+        rows = [[f"{tokens:,}", *run(kind, tokens, options)] for tokens in lengths]
+        publish(f"attention_{kind}", ["tokens", *KINDS], rows)
+    head = ["tokens", "", "tokens in a second of CPU time", "of Keras", "peak of a step", "of Keras"]
+    publish("attention", head, [line for tokens in lengths for line in lines_of(tokens, options)])
 
 
 def lines_of(tokens: int, options: Any) -> list[list[str]]:
@@ -64,12 +73,18 @@ def lines_of(tokens: int, options: Any) -> list[list[str]]:
             found[name].append(run(name, tokens, options))
     rows = []
     for name in names:
-        pairs = list(zip(found[name], found["keras"], strict=True))
-        speed = tokens / statistics.median(own for (own, _), _ in pairs)
-        ratio = spread([of_keras / own for (own, _), (of_keras, _) in pairs])
-        peak = statistics.median(peak for (_, peak), _ in pairs)
-        rows.append([f"{tokens:,}", CONTESTANTS[name], f"{speed:.0f}", ratio, f"{peak / MIB:,.0f} MiB"])
+        pairs = list(zip(found[name], found[COMPARED.get(name, "keras_xla")], strict=True))
+        speeds = [texts_of(tokens) * tokens / seconds for seconds, _ in found[name]]
+        faster = spread([of_keras / own for (own, _), (of_keras, _) in pairs])
+        smaller = spread([own / of_keras for (_, own), (_, of_keras) in pairs])
+        peak = f"{spread([peak for _, peak in found[name]], 1 / MIB, '{:,.0f}')} MiB"
+        rows.append([f"{tokens:,}", CONTESTANTS[name], spread(speeds, form="{:,.0f}"), faster, peak, smaller])
     return rows
+
+
+def texts_of(tokens: int) -> int:
+    """Return the texts of a step."""
+    return max(1, STEP // tokens)
 
 
 def run(name: str, tokens: int, options: Any) -> Any:
@@ -78,7 +93,8 @@ def run(name: str, tokens: int, options: Any) -> Any:
     one = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "OMP_NUM_THREADS": "1"}
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": backend}
     command = [sys.executable, "-m", "benchmarks.attention", "--child", name, "--tokens", str(tokens)]
-    command += ["--words", str(options.words), *["--xla"] * options.xla]
+    command += ["--words", str(options.words)]
+    one["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     env = {**os.environ, **quiet, **one}
     out = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=1200, check=True)
     return json.loads(out.stdout.splitlines()[-1])
@@ -132,16 +148,21 @@ def measure(name: str, tokens: int, xla: bool, vocabulary: int) -> tuple[float, 
     from .gpu.keras_models import transformer
 
     model_class: Any = keras.Model
+    make_step: Any = None
     if name == "unisono":
         import unisono
 
         model_class = unisono.Model
-    inputs, outputs = transformer(Size(1, (tokens,), vocabulary, WIDTH, (BLOCKS,), HEADS), causal=True)
+    elif name == "jax":
+        from .gpu.jax_loop import make_step
+    texts = texts_of(tokens)
+    inputs, outputs = transformer(Size(texts, (tokens,), vocabulary, WIDTH, (BLOCKS,), HEADS), causal=True)
     model = model_class(inputs, outputs)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # Keras on JAX always compiles.
-    model.compile(keras.optimizers.Adam(1e-4), loss, jit_compile=xla or name == "jax")
-    words = np.random.default_rng(0).integers(0, vocabulary, (4, tokens + 1)).astype("int32")
+    optimizer, loss = (
+        keras.optimizers.Adam(1e-4),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    words = np.random.default_rng(0).integers(0, vocabulary, (4 * texts, tokens + 1)).astype("int32")
     before, at = memory("VmRSS"), []
 
     class Clock(keras.callbacks.Callback):
@@ -150,7 +171,15 @@ def measure(name: str, tokens: int, xla: bool, vocabulary: int) -> tuple[float, 
                 forget_peak()
             at.append(time.process_time())
 
-    model.fit(words[:, :-1], words[:, 1:], batch_size=1, verbose=cast(Any, 0), callbacks=[Clock()])
+    if make_step is not None:
+        step = make_step(model, loss, optimizer)
+        for each in words.reshape(4, texts, tokens + 1):
+            float(step(each[:, :-1], each[:, 1:]))
+            Clock().on_train_batch_end(0)
+    else:
+        model.compile(optimizer, loss, jit_compile=xla)
+        options: Any = {"batch_size": texts, "verbose": 0, "callbacks": [Clock()]}
+        model.fit(words[:, :-1], words[:, 1:], **options)
     return min(b - a for a, b in itertools.pairwise(at)), memory("VmHWM") - before
 
 

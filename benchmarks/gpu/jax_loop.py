@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +24,15 @@ def loop(task: Task) -> list[float]:
     optimizer: Any = keras.optimizers.Adam(1e-4)
     if task.precision == "float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    run = make_step(model, loss_of, optimizer)
+    x, y = task.arrays()
+    size = task.size.batch
+    batches = [(jax.device_put(x[i : i + size]), jax.device_put(y[i : i + size])) for i in (0, size)]
+    return rounds(task.steps, lambda i: run(*batches[i % 2]), float)
+
+
+def make_step(model: Any, loss_of: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """Return a function of a batch that trains with it, and returns its loss."""
     optimizer.build(model.trainable_variables)
 
     def scaled_loss(weights: Any, others: Any, optimizer_state: Any, x: Any, y: Any) -> Any:
@@ -41,15 +51,12 @@ def loop(task: Task) -> list[float]:
 
     variables = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
     kept = {"state": tuple([v.value for v in group] for group in variables)}
-    x, y = task.arrays()
-    size = task.size.batch
-    batches = [(jax.device_put(x[i : i + size]), jax.device_put(y[i : i + size])) for i in (0, size)]
 
-    def run(i: int) -> Any:
-        kept["state"], value = step(kept["state"], *batches[i % 2])
+    def run(x: Any, y: Any) -> Any:
+        kept["state"], value = step(kept["state"], x, y)
         return value
 
-    return rounds(task.steps, run, float)
+    return run
 
 
 def peak_bytes() -> int | None:

@@ -34,9 +34,8 @@ def attend(causal: bool, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tf.T
     """
     grid = _Grid(causal, q, k, mask)
     qs, ks, vs = grid.split(q), grid.split(k, keys=True), _transpose(grid.split(v, keys=True))
-    shape = tf.shape(qs)[:-1]
-    statistic = tf.zeros(tf.concat([shape, [1]], 0), grid.dtype)
-    made = tf.zeros(tf.concat([shape, [v.shape[-1]]], 0), q.dtype)
+    statistic = tf.zeros_like(qs[..., :1], grid.dtype)
+    empty = tf.zeros(tf.concat([tf.shape(qs)[:-1], [v.shape[-1]]], 0), q.dtype)
 
     def of_queries(i: Any, made: Any, tops: Any, totals: Any) -> Sequence[Any]:
         def of_keys(j: Any, masks: bool, top: Any, total: Any, out: Any) -> Sequence[Any]:
@@ -47,15 +46,13 @@ def attend(causal: bool, q: Any, k: Any, v: Any, mask: Any = None) -> tuple[tf.T
             return new, total * before + tf.reduce_sum(p, -2, keepdims=True), out * before + part
 
         low = _transpose(tf.fill(tf.shape(statistic)[1:], grid.dtype.min))
-        zero = _transpose(tf.zeros(tf.shape(made)[1:], grid.dtype))
+        zero = _transpose(tf.zeros_like(empty[0], grid.dtype))
         top, total, out = grid.visit_keys(i, of_keys, (low, tf.zeros_like(low), zero))
         found = zip((made, tops, totals), map(_transpose, (out / total, top, total)))
-        return [
-            tf.tensor_scatter_nd_update(all_, [[i]], tf.cast(one, all_.dtype)[None]) for all_, one in found
-        ]
+        return [all_.write(i, tf.cast(one, all_.dtype)) for all_, one in found]
 
-    made, tops, totals = _repeat(0, grid.query_blocks, of_queries, (made, statistic, statistic))
-    return grid.join(made, q), *(tf.squeeze(grid.join(each, q), -1) for each in (tops, totals))
+    made, *rest = (grid.join(x, q) for x in _write_blocks(grid, of_queries, empty, statistic, statistic))
+    return made, *(tf.squeeze(each, -1) for each in rest)
 
 
 def differentiate(causal: bool, q: Any, k: Any, v: Any, *others: Any) -> tuple[tf.Tensor, ...]:
@@ -74,25 +71,27 @@ def differentiate(causal: bool, q: Any, k: Any, v: Any, *others: Any) -> tuple[t
     def of_queries(i: Any, dqs: Any, dks: Any, dvs: Any) -> Sequence[Any]:
         def of_keys(j: Any, masks: bool, dq: Any, dks: Any, dvs: Any) -> Sequence[Any]:
             p = tf.exp(grid.scores(qs[i], ks[j], i, j, masks) - ms[i])
-            dp = tf.cast(tf.matmul(vs[j], gs[i], transpose_b=True), grid.dtype)
-            dscores = p * (dp - ds[i])
+            dscores = p * (tf.cast(tf.matmul(vs[j], gs[i], transpose_b=True), grid.dtype) - ds[i])
             if mask:  # a query that sees no key has equal scores, which do not depend on it
                 dscores = grid.hide_unseen(i, j, dscores, 0.0)
             dscores = tf.cast(dscores, q.dtype)
             dv = tf.cast(tf.matmul(tf.cast(p, q.dtype), gs[i]), grid.dtype)
             dk = tf.cast(tf.matmul(dscores, qs[i]), grid.dtype)
-            dks, dvs = (
-                tf.tensor_scatter_nd_add(all_, [[j]], one[None]) for all_, one in ((dks, dk), (dvs, dv))
-            )
+            dks, dvs = dks.write(j, dks.read(j) + dk), dvs.write(j, dvs.read(j) + dv)
             return dq + tf.cast(tf.matmul(across[j], dscores), grid.dtype), dks, dvs
 
-        zero = _transpose(tf.zeros_like(qs[i], grid.dtype))
-        dq, dks, dvs = grid.visit_keys(i, of_keys, (zero, dks, dvs))
-        return tf.tensor_scatter_nd_update(dqs, [[i]], tf.cast(_transpose(dq), q.dtype)[None]), dks, dvs
+        dq, dks, dvs = grid.visit_keys(i, of_keys, (_transpose(tf.zeros_like(qs[i], grid.dtype)), dks, dvs))
+        return dqs.write(i, tf.cast(_transpose(dq), q.dtype)), dks, dvs
 
     sums = (tf.zeros_like(each, grid.dtype) for each in (ks, vs))
-    dqs, dks, dvs = _repeat(0, grid.query_blocks, of_queries, (tf.zeros_like(qs), *sums))
-    return grid.join(dqs, q), tf.cast(grid.join(dks, k), k.dtype), tf.cast(grid.join(dvs, v), v.dtype)
+    found = zip((q, k, v), _write_blocks(grid, of_queries, tf.zeros_like(qs), *sums))
+    return tuple(tf.cast(grid.join(each, like), like.dtype) for like, each in found)
+
+
+def _write_blocks(grid: Any, of_queries: Any, *state: Any) -> list[tf.Tensor]:
+    """Visit all queries with arrays of blocks: writing one of them copies no other, unlike in a tensor."""
+    arrays = [tf.TensorArray(x.dtype, x.shape[0], False, False).unstack(x) for x in state]
+    return [array.stack() for array in _repeat(0, grid.query_blocks, of_queries, arrays)]
 
 
 def _repeat(start: Any, stop: Any, body: Callable[..., Sequence[Any]], state: Sequence[Any]) -> Sequence[Any]:

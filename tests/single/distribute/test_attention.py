@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import FLOAT32, FLOAT64, assert_close
+from helpers import FLOAT32, FLOAT64, assert_close, graphs_of
 
 import unisono
 from unisono.compat.tensorflow_graphs.named_calls import kind_of
@@ -91,6 +91,24 @@ def test_layers_with_equal_extents_share_two_functions():
     calls = [op for op in graph.get_operations() if kind_of(op) in (FORWARD, BACKWARD)]
     assert len(calls) == 6
     assert len({op.get_attr("f").name for op in calls}) == 2
+
+
+def test_no_block_copies_what_all_blocks_have():
+    """A write to a tensor that a loop carries copies it, which made the work grow with the cube of the text."""
+    q = draw(2, 40, 2, 4)
+
+    def compute(q):
+        with tf.GradientTape() as tape:
+            tape.watch(q)
+            loss = tf.reduce_sum(keras.ops.dot_product_attention(q, q, q, flash_attention=True))
+        return tape.gradient(loss, q)
+
+    graph = tf.function(in_step(compute), autograph=False).get_concrete_function(q).graph
+    bodies = [each for each in graphs_of(graph) if "while_body" in each.name]
+    operations = [op for body in bodies for op in body.get_operations()]
+    whole = {op.type for op in operations for out in op.outputs if out.shape.rank == 5 and out.shape[0] == 10}
+    assert len(bodies) == 4
+    assert whole <= {"Placeholder", "Identity", "While", "StatelessWhile"}
 
 
 LAYERS = keras.layers
