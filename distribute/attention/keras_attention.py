@@ -43,6 +43,7 @@ def _attention(
         queries,
         keys,
         dtype,
+        is_causal and mask is None,
         bias is not None,
         _find_wrong_shapes(q, k, v, mask),
         flash_attention,

@@ -15,6 +15,8 @@ LONG = Problem(False, FEWEST_TOKENS, FEWEST_TOKENS, "float32")
         (BLOCKS, "1024 tokens or more", {}),
         (PLAIN, "1023 tokens are fewer", {"queries": FEWEST_TOKENS - 1}),
         (PLAIN, "tokens are fewer", {"keys": 512}),
+        (PLAIN, "leaves half of them out", {"causal": False}),
+        (BLOCKS, "flash_attention=True", {"causal": False, "asked": True}),
         (PLAIN, "not measured on GPUs", {"on_gpu": True}),
         (BLOCKS, "flash_attention=True", {"on_gpu": True, "asked": True, "queries": 3}),
         (PLAIN, "flash_attention=False", {"asked": False}),
