@@ -245,12 +245,20 @@ def _spec(of_replicas: list[list[Any]]) -> list[Any]:
     return [functools.reduce(lambda a, b: a.most_specific_common_supertype([b]) or a, s) for s in zip(*specs)]
 
 
-def _with_a_sample(tensor: tf.Tensor, samples: Any) -> tf.Tensor:
+def _with_a_sample(tensor: Any, samples: Any) -> Any:
     """Return the tensor, or for a replica without samples one sample of zeros, which does not count."""
     if tensor.shape.rank == 0 or (isinstance(samples, int) and samples > 0):
         return tensor
-    shape = tf.concat([[tf.where(samples > 0, 0, 1)], tf.shape(tensor)[1:]], 0)
-    nothing = tf.zeros(shape, tensor.dtype)
+    more = tf.where(samples > 0, 0, 1)
+    if isinstance(tensor, tf.RaggedTensor):  # a sample without values
+        splits = tf.concat([tensor.row_splits, tf.repeat(tensor.row_splits[-1:], more)], 0)
+        return tf.RaggedTensor.from_row_splits(tensor.values, splits, validate=False)
+    if isinstance(tensor, tf.SparseTensor):
+        first, *rest = tf.unstack(tensor.dense_shape, tensor.shape.rank)
+        return tf.SparseTensor(
+            tensor.indices, tensor.values, tf.stack([first + tf.cast(more, tf.int64), *rest])
+        )
+    nothing = tf.zeros(tf.concat([[more], tf.shape(tensor)[1:]], 0), tensor.dtype)
     return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
 
 

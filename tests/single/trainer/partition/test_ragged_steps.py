@@ -19,6 +19,10 @@ WORDS = tf.RaggedTensor.from_row_lengths(_R.normal(size=(sum(LENGTHS), 3)), LENG
 ITEMS, Y = _R.integers(0, 9, SAMPLES), _R.integers(0, 2, (SAMPLES, 1)).astype("float64")
 SPARSE = tf.sparse.from_dense(np.maximum(_R.normal(size=(SAMPLES, 5)), 0))
 WEIGHTS = _R.uniform(0.5, 2, SAMPLES)
+INNER = _R.integers(0, 4, sum(LENGTHS))
+SENTENCES = tf.RaggedTensor.from_row_lengths(
+    tf.RaggedTensor.from_row_lengths(_R.integers(0, 9, sum(INNER)), INNER), LENGTHS
+)
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +70,24 @@ class Labelled(unisono.Model):
         self.out = layers.Dense(4)
 
     def call(self, x):
-        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), 1)
+        return tf.reduce_sum(tf.ragged.map_flat_values(self.out, x), list(range(1, 1 + x.ragged_rank)))
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y.values, self.out(x.values))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y.flat_values, self.out(x.flat_values))
         return tf.reduce_mean(losses)
+
+
+class Documents(unisono.Model):
+    """Sums over words and sentences; a layer that the model does not call is not built."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = layers.Embedding(9, 4, embeddings_initializer="glorot_uniform")
+        self.out, self.unused = layers.Dense(1, "sigmoid"), layers.Dense(1)
+
+    def call(self, x):
+        sentences = tf.reduce_sum(self.words(x), 2)
+        return self.out(tf.reduce_sum(tf.ragged.map_flat_values(tf.tanh, sentences), 1))
 
 
 def recurrent():
@@ -88,6 +105,7 @@ def sparse():
 MODELS = {
     "two towers": (TwoTowers, {"history": HISTORY, "others": OTHERS, "item": ITEMS}),
     "tokens": (Tokens, WORDS),
+    "documents": (Documents, SENTENCES),
     "recurrent": (recurrent, WORDS),
     "sparse": (sparse, SPARSE),
 }
@@ -111,6 +129,9 @@ def results(name, replicas):
     return history.history, model.get_weights(), evaluated, predicted
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.build... was called on layer 'documents'"
+)  # Keras', for a layer that is not called
 @pytest.mark.parametrize("name", MODELS)
 def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
     steps = record_traced_steps(monkeypatch)
@@ -127,17 +148,38 @@ def _is_of_values(traced, node):
     return traced.program.values[node.source].label.kind in ("sharded", "offsets", "places")
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_replica_without_samples_gets_a_sample_without_values_in_a_custom_loop(axes):
+    x, strategy = (HISTORY, SENTENCES)[axes - 1], helpers.mirrored(3)
+    table = tf.constant(_R.normal(size=(9, 2)))
+
+    def step(x):
+        return tf.reduce_mean(tf.reduce_sum(tf.nn.embedding_lookup(table, x), list(range(1, axes + 1))) ** 2)
+
+    run = tf.function(lambda part: strategy.run(unisono.replica_step(step), (part,)))
+    batches = tf.data.Dataset.from_tensor_slices(x).batch(5)  # the last batch has one sample
+    for part, whole in zip(strategy.experimental_distribute_dataset(batches), batches):
+        helpers.assert_close(strategy.reduce("SUM", run(part), axis=None), step(whole), helpers.FLOAT64)
+
+
+@pytest.mark.parametrize("ragged", ["one dimension", "two dimensions"])
 @pytest.mark.parametrize("equal", [True, False])
-def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal):
+def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal, ragged):
     lengths = LENGTHS if equal else LENGTHS[::-1]
     y = tf.RaggedTensor.from_row_lengths(_R.integers(0, 4, sum(LENGTHS)), lengths)
+    words = WORDS
+    if ragged == "two dimensions":
+        inner = INNER if equal else INNER[::-1]
+        labels = tf.RaggedTensor.from_row_lengths(_R.integers(0, 4, sum(INNER)), inner)
+        y = tf.RaggedTensor.from_row_lengths(labels, LENGTHS)
+        words = SENTENCES.with_flat_values(tf.constant(_R.normal(size=(sum(INNER), 3))))
 
     def train(replicas):
         keras.utils.set_random_seed(2)
         with helpers.scope(helpers.mirrored(replicas) if replicas > 1 else None):
             model = Labelled()
             model.compile(unisono.optimizers.SGD(0.1), None, jit_compile=False)
-        model.fit(tf.data.Dataset.from_tensor_slices((WORDS, y)).batch(SAMPLES), epochs=2, verbose=0)
+        model.fit(tf.data.Dataset.from_tensor_slices((words, y)).batch(SAMPLES), epochs=2, verbose=0)
         return model.get_weights()
 
     if equal:
