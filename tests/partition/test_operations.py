@@ -125,7 +125,7 @@ def test_samples_are_drawn_along_every_axis():
 
 
 def test_lost_part_of_a_sum_is_found_and_made_smaller(monkeypatch):
-    answer = partition_in_parts._answer
+    answer = partition_in_parts.answer_requests
 
     def loses(requests, number):
         return answer(requests[:-1] if requests[0].axis is None else requests, number)
