@@ -188,6 +188,6 @@ print("equal")
 @pytest.mark.long
 @pytest.mark.process
 def test_determinism_gives_equal_bits_twice(tmp_path):
-    command = [sys.executable, "-c", DETERMINED, os.path.dirname(os.path.dirname(__file__))]
+    command = [sys.executable, "-c", DETERMINED, os.path.dirname(helpers.__file__)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout.strip().endswith("equal"), done.stderr[-2000:]
