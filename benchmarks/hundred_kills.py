@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
+import itertools
 import os
 import random
 import shutil
@@ -12,6 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
@@ -47,57 +50,75 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only scenarios, inputs and strategies that contain this")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    inputs = [(name, "none") for name in kill_driver.EXACT_INPUTS]
-    combinations = [*kill_driver.COMBINATIONS, *kill_driver.STORED, *kill_driver.LAUNCHED, *inputs]
-    if os.geteuid() == 0 and shutil.which("ip"):
-        combinations += host_kills.HOSTS
-    if arguments.only:
-        combinations = [each for each in combinations if arguments.only in " ".join(each)]
+    combinations = [each for each in find_combinations() if arguments.only in " ".join(each)]
     rng.shuffle(combinations)
     covered: collections.Counter[str] = collections.Counter()
     kills_done = runs = different = 0
     begin = time.monotonic()
     with contextlib.ExitStack() as stack:
-        folder, forked = stack.enter_context(tempfile.TemporaryDirectory()), stack.enter_context(Forked())
-        driver = kill_driver.Driver(forked, Path(folder))
-        if any(each in host_kills.HOSTS for each in combinations):
-            hosts = stack.enter_context(host_kills.Hosts(forked, Path(folder)))
-        alone = {}
+        runner = Runner(stack)
         while kills_done < arguments.kills:
             scenario, strategy = combinations[runs % len(combinations)]
-            several = (scenario, strategy) in kill_driver.LAUNCHED
-            on_hosts = (scenario, strategy) in host_kills.HOSTS
-            run = hosts.run_killed if on_hosts else driver.launch_killed if several else driver.run_killed
-            order = {"scenario": scenario, "strategy": strategy}
-            if (scenario, strategy) not in alone:
-                directory = Path(folder, "alone", scenario, strategy)
-                run({**order, "directory": str(directory), "backup": False}, [])
-                alone[scenario, strategy] = kill_driver.read_result(directory / "result")
-            directory = Path(folder, str(runs))
             most = min(arguments.kills - kills_done, rng.randint(1, arguments.most))
-            kills = [
-                host_kills.draw(rng) if on_hosts else kill_driver.Kill.draw_any(rng, several)
-                for _ in range(most)
-            ]
-            count = run({**order, "directory": str(directory), "backup": True}, kills)
-            for kill in kills[:count]:
+            kills, found = runner.run(scenario, strategy, rng, most)
+            for kill in kills:
                 covered.update(kill.describe(strategy))
-            found = kill_driver.differences(
-                kill_driver.read_result(directory / "result"),
-                alone[scenario, strategy],
-                tolerance=1e-12 * (strategy == "elastic"),
-            )
-            kills_done, runs, different = kills_done + count, runs + 1, different + bool(found)
-            print(
-                f"{kills_done:4} kills  {scenario:30} {strategy:16} {count} here  {found or 'same bits'}",
-                flush=True,
-            )
+            kills_done, runs, different = kills_done + len(kills), runs + 1, different + bool(found)
+            words = f"{scenario:30} {strategy:16} {len(kills)} here  {found or 'same bits'}"
+            print(f"{kills_done:4} kills  {words}", flush=True)
     print(
         f"seed {arguments.seed}: {kills_done} kills of {runs} runs; {different} differ from the uninterrupted run; "
         f"{time.monotonic() - begin:.0f} s\n"
         + ", ".join(f"{n} {what}" for what, n in sorted(covered.items()))
     )
     return 1 if different else 0
+
+
+def find_combinations() -> list[tuple[str, str]]:
+    """Returns (scenario, strategy) of all runs that this machine allows."""
+    inputs = [(name, "none") for name in kill_driver.EXACT_INPUTS]
+    hosts = host_kills.HOSTS if os.geteuid() == 0 and shutil.which("ip") else ()
+    return [*kill_driver.COMBINATIONS, *kill_driver.STORED, *kill_driver.LAUNCHED, *inputs, *hosts]
+
+
+class Runner:
+    """Runs scenarios; the uninterrupted run of each comes before its first killed one."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._stack, forked = stack, stack.enter_context(Forked())
+        self._driver = kill_driver.Driver(forked, self._folder)
+        self._hosts = host_kills.Hosts(forked, self._folder)
+        self._alone: dict[tuple[str, str], Any] = {}
+        self._runs = itertools.count()
+
+    def run(self, scenario: str, strategy: str, rng: random.Random, most: int) -> tuple[list[Any], list[str]]:
+        """Returns the kills that hit a run, of `most`, and the names of its results that differ."""
+        several = (scenario, strategy) in kill_driver.LAUNCHED
+        on_hosts = (scenario, strategy) in host_kills.HOSTS
+        start = self._driver.launch_killed if several else self._driver.run_killed
+        if on_hosts:
+            start = self._hosts.run_killed
+
+        def result(kills: list[Any], backup: bool) -> tuple[int, Any]:
+            directory = self._folder / str(next(self._runs))
+            order = {
+                "scenario": scenario,
+                "strategy": strategy,
+                "directory": str(directory),
+                "backup": backup,
+            }
+            return start(order, kills), kill_driver.read_result(directory / "result")
+
+        if on_hosts and not self._hosts.names:
+            self._stack.enter_context(self._hosts)
+        if (scenario, strategy) not in self._alone:
+            self._alone[scenario, strategy] = result([], backup=False)[1]
+        draw = host_kills.draw if on_hosts else functools.partial(kill_driver.Kill.draw_any, several=several)
+        kills = [draw(rng) for _ in range(most)]
+        count, found = result(kills, backup=True)
+        tolerance = 1e-12 * (strategy == "elastic")
+        return kills[:count], kill_driver.differences(found, self._alone[scenario, strategy], tolerance)
 
 
 if __name__ == "__main__":

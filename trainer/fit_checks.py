@@ -24,7 +24,7 @@ from ..distribute.mesh import mesh_of
 from ..distribute.sharding.sharded import level_of
 from ..distribute.sharding.sharded_value import ShardedValue
 from ..state.trained_model import TrainedModel
-from .inputs.given_data import GivenData, check_shuffle
+from .inputs.given_data import GivenData
 
 _ON_THIS_MACHINE = (
     tf.distribute.OneDeviceStrategy,
@@ -168,7 +168,7 @@ def check_fit(model: Any, arguments: Any) -> None:
         least, optional = int(name not in _FROM_0), name not in _FROM_0
         setattr(arguments, name, whole_number(name, getattr(arguments, name), least, optional))
     check_loop(model, arguments.verbose, arguments.callbacks)
-    arguments.shuffle = check_shuffle(arguments.shuffle)
+    arguments.shuffle = _shuffle(arguments.shuffle)
     arguments.validation_freq = _validation_freq(arguments.validation_freq)
     split, data = arguments.validation_split, arguments.validation_data
     if split is not False:
@@ -180,6 +180,15 @@ def check_fit(model: Any, arguments: Any) -> None:
         raise ValueError(
             f"`validation_data` must be (x, y), (x, y, sample_weight) or a dataset. Received: {received}"
         )
+
+
+def _shuffle(shuffle: Any) -> Any:
+    """Return `shuffle` if it is None, True, False or "batch"."""
+    if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
+        return shuffle
+    if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
+        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {show(shuffle)}')
+    return bool(shuffle)
 
 
 def _validation_freq(freq: Any) -> int | list[int]:

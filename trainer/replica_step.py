@@ -254,10 +254,8 @@ def _with_a_sample(tensor: Any, samples: Any) -> Any:
         splits = tf.concat([tensor.row_splits, tf.repeat(tensor.row_splits[-1:], more)], 0)
         return tf.RaggedTensor.from_row_splits(tensor.values, splits, validate=False)
     if isinstance(tensor, tf.SparseTensor):
-        first, *rest = tf.unstack(tensor.dense_shape, tensor.shape.rank)
-        return tf.SparseTensor(
-            tensor.indices, tensor.values, tf.stack([first + tf.cast(more, tf.int64), *rest])
-        )
+        shape = tf.tensor_scatter_nd_add(tensor.dense_shape, [[0]], [tf.cast(more, tf.int64)])
+        return tf.SparseTensor(tensor.indices, tensor.values, shape)
     nothing = tf.zeros(tf.concat([[more], tf.shape(tensor)[1:]], 0), tensor.dtype)
     return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
 import random
-import select
 import signal
 import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kill_driver import Kill
+from kill_driver import Kill, listening, moments, strike
 
 if TYPE_CHECKING:
     from forked import Forked
@@ -35,21 +33,22 @@ class Hosts:
 
     def __init__(self, forked: Forked, folder: Path) -> None:
         self._forked, self._folder = forked, folder
+        self.names: list[str] = []
 
     def __enter__(self) -> Hosts:
-        self._names = [f"kills{os.getpid()}-{host}" for host in (0, 1)]
-        for name in self._names:
+        self.names = [f"kills{os.getpid()}-{host}" for host in (0, 1)]
+        for name in self.names:
             ip("netns", "add", name)
-        first, second = self._names
+        first, second = self.names
         ip("link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
-        for host, name in enumerate(self._names):
+        for host, name in enumerate(self.names):
             ip("-n", name, "address", "add", f"{ADDRESS.format(host + 1)}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 ip("-n", name, "link", "set", device, "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host, name in enumerate(self._names):
+        for host, name in enumerate(self.names):
             self._kill(host)
             ip("netns", "del", name)
 
@@ -58,35 +57,17 @@ class Hosts:
 
         An even `task` is that of a worker, an odd one a whole host.
         """
-        pipe = os.open(self._folder / "words", os.O_RDWR | os.O_NONBLOCK)
-        self._given, left, struck, rest = order, list(kills), 0, b""
-        self._children: list[Any] = [self._launch(host) for host in (0, 1)]
-        seen: collections.Counter[str] = collections.Counter()
-        started: list[int] = []
-        while not self._has_ended():
-            if not select.select([pipe], [], [], 0.01)[0]:
-                continue
-            *lines, rest = (rest + os.read(pipe, 1 << 16)).split(b"\n")
-            for word, pid in (line.decode().split() for line in lines):
-                seen[word] += 1
-                if word == "start":
-                    started.append(int(pid))
-                if left and left[0].kind == word and seen[word] == left[0].nth:
-                    kill = left.pop(0)
+        self._given, struck = order, 0
+        with listening(self._folder) as pipe:
+            self._children: list[Any] = [self._launch(host) for host in (0, 1)]
+            for kill, workers in moments(pipe, kills, lambda: not self._has_ended()):
+                whom = kill.task // 2
+                if kill.task % 2:
                     time.sleep(kill.delay)
-                    struck += self._strike(kill, [int(pid), *started])
-                    seen.clear()
-                    started.clear()
-        os.close(pipe)
+                    struck += self._kill(whom % 2)
+                else:
+                    struck += strike(workers[whom % len(workers)], kill.delay)
         return struck
-
-    def _strike(self, kill: Kill, workers: list[int]) -> bool:
-        if kill.task % 2:
-            return self._kill(kill.task // 2 % 2)
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.kill(workers[kill.task // 2 % len(workers)], signal.SIGKILL)
-            return True
-        return False
 
     def _launch(self, host: int) -> Any:
         nnodes = HOSTS[self._given["scenario"], self._given["strategy"]]
@@ -94,7 +75,7 @@ class Hosts:
         (tasks := self._folder / f"tasks-{host}").mkdir(exist_ok=True)
         words = ["--nnodes", nnodes, *place, "--timeout", 30, "--restarts", 50, "--rdzv-endpoint"]
         words += [f"{ADDRESS.format(1)}:29500", Path(__file__).with_name("kill_driver.py")]
-        env = {"WORDS": str(self._folder / "words"), "TASKS": str(tasks), "NAMESPACE": self._names[host]}
+        env = {"WORDS": str(self._folder / "words"), "TASKS": str(tasks), "NAMESPACE": self.names[host]}
         program = Path(__file__).with_name("forking_launcher.py")
         return self._forked.start(
             program,
@@ -123,7 +104,7 @@ class Hosts:
 
     def _kill(self, host: int) -> bool:
         """Ends all processes of a host at once; returns whether there were any."""
-        pids = ip("netns", "pids", self._names[host]).split()
+        pids = ip("netns", "pids", self.names[host]).split()
         for pid in map(int, pids):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from forked import Forked
 
 KINDS = ("step", "save", "epoch", "validation")
@@ -170,33 +172,55 @@ class Driver:
 
     def _watch(self, program: Path, words: list[Any], kills: list[Kill], **env: str) -> tuple[int, int]:
         """Runs a program, and kills by the words that it says; returns its exit status, and how many kills it took."""
-        pipe = os.open(self._folder / "words", os.O_RDWR | os.O_NONBLOCK)
         env |= {"WORDS": str(self._folder / "words"), "TF_CPP_MIN_LOG_LEVEL": "3"}
-        child = self._forked.start(
-            program, *words, folder=self._folder, out=self._folder / "printed", env=env
-        )
-        left, struck, rest = list(kills), 0, b""
-        seen: collections.Counter[str] = collections.Counter()
-        started: list[int] = []
-        while child.poll() is None:
-            if not select.select([pipe], [], [], 0.01)[0]:
-                continue
-            *lines, rest = (rest + os.read(pipe, 1 << 16)).split(b"\n")
-            for word, pid in (line.decode().split() for line in lines):
-                seen[word] += 1
-                if word == "start":
-                    started.append(int(pid))
-                if left and left[0].kind == word and seen[word] == left[0].nth:
-                    kill = left.pop(0)
-                    if kill.number == signal.SIGKILL:
-                        time.sleep(kill.delay)
-                        with contextlib.suppress(ProcessLookupError):  # it has ended
-                            os.kill([int(pid), *started][kill.task % (1 + len(started))], kill.number)
-                            struck += 1
-                    seen.clear()
-                    started.clear()
-        os.close(pipe)
+        struck = 0
+        with listening(self._folder) as pipe:
+            child = self._forked.start(
+                program, *words, folder=self._folder, out=self._folder / "printed", env=env
+            )
+            for kill, pids in moments(pipe, kills, lambda: child.poll() is None):
+                if kill.number == signal.SIGKILL:
+                    struck += strike(pids[kill.task % len(pids)], kill.delay)
         return child.wait(), struck
+
+
+@contextlib.contextmanager
+def listening(folder: Path) -> Iterator[int]:
+    """The pipe on which children say what begins."""
+    pipe = os.open(folder / "words", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+def moments(pipe: int, kills: list[Kill], running: Callable[[], bool]) -> Iterator[tuple[Kill, list[int]]]:
+    """Yields each kill at its moment, with the processes that it can hit: the one that reports, then those that started."""
+    left, rest = list(kills), b""
+    seen: collections.Counter[str] = collections.Counter()
+    started: list[int] = []
+    while running():
+        if not select.select([pipe], [], [], 0.01)[0]:
+            continue
+        *lines, rest = (rest + os.read(pipe, 1 << 16)).split(b"\n")
+        for word, pid in (line.decode().split() for line in lines):
+            seen[word] += 1
+            if word == "start":
+                started.append(int(pid))
+            if left and left[0].kind == word and seen[word] == left[0].nth:
+                yield left.pop(0), [int(pid), *started]
+                seen.clear()
+                started.clear()
+
+
+def strike(pid: int, delay: float) -> bool:
+    """Kills a process after a delay; returns whether it still ran."""
+    time.sleep(delay)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def read_result(path: Path) -> dict[str, Any]:

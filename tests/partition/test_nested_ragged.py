@@ -108,7 +108,40 @@ GATHERED = {
     "cut": (lambda i: [two_sums(i[:, :1]), two_sums(i[:, :, :1])], WORDS),
     "last": (lambda i: i[:, -1:].to_tensor(), WORDS),
     "multiplied": (lambda n: two_sums(n * n), NUMBERS),
-    "numbers of offsets": (lambda i: tf.shape(i.values.row_splits), WORDS),
+    "numbers of offsets": (
+        lambda i: [
+            count := tf.shape(i.values.row_splits),
+            -count,
+            count - 2,
+            tf.reduce_prod(count),
+            tf.size(count),
+        ],
+        WORDS,
+    ),
+    "as many as offsets": (
+        lambda i: [
+            tf.zeros(tf.shape(i.values.row_splits)),
+            tf.broadcast_to(2.0, tf.shape(i.values.row_splits)),
+        ],
+        WORDS,
+    ),
+    "number of offsets in a branch": (
+        lambda i: (
+            tf.cond(mean(tf.cast(i.flat_values, "float32")) > 0, *2 * [lambda: tf.shape(i.values.row_splits)])
+            * 3
+        ),
+        WORDS,
+    ),
+    "positions and 0": (
+        lambda i: [
+            tf.maximum(i.values.row_starts(), 0),
+            tf.maximum(i.values.row_starts(), 2),
+            tf.maximum(i.values.row_starts() - 3, 0),
+            i.values.row_starts() - 2 >= 0,
+            tf.ones_like(i.values.value_rowids()),
+        ],
+        WORDS,
+    ),
     "sentences of others": (lambda v, i: tf.gather(v.values, i.values.value_rowids()), VECTORS, WORDS),
 }
 

@@ -1,4 +1,4 @@
-"""Inputs of other libraries give the samples of the arrays in order; `test_input_kinds.py` has the rest."""
+"""Batches from inputs of other libraries have the samples in order; `test_input_kinds.py` has the other kinds."""
 
 import numpy as np
 import pytest

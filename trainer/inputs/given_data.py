@@ -170,9 +170,6 @@ class Reading:
     resident_bytes: int = 2**30
     other: Source | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shuffle", check_shuffle(self.shuffle))
-
     @property
     def resumable(self) -> bool:
         """Whether its position will be requested: not in `evaluate` and `predict`."""
@@ -187,15 +184,6 @@ class Reading:
     def sharing(self) -> Sharing:
         """Who shares the samples of a batch."""
         return Sharing(self.custom_step, self.strategy.num_replicas_in_sync)
-
-
-def check_shuffle(shuffle: Any) -> Any:
-    """Return `shuffle` if it is None, True, False or "batch"."""
-    if shuffle is None or (isinstance(shuffle, str) and shuffle == "batch"):
-        return shuffle
-    if not isinstance(shuffle, bool | np.bool_ | int) or shuffle not in (0, 1):
-        raise ValueError(f'`shuffle` must be True, False or "batch". Received: {show(shuffle)}')
-    return bool(shuffle)
 
 
 def kind_of(x: Any) -> str:

@@ -123,12 +123,12 @@ def check_combined_values(arrays: list[tuple[str, Any, int]]) -> list[Any]:
     for path, leaf, depth in others:
         sentence = f"Each sample of `{path}` must have as many values as in `{name}`, because the step combines them."
         pairs = zip(_count_values(leaf, depth), expected)
-        equal = [tf.reduce_all(_equal(one, another)) for one, another in pairs]
+        equal = [tf.reduce_all(_compare(one, another)) for one, another in pairs]
         checks.append(tf.debugging.Assert(tf.reduce_all(equal), [sentence]))
     return checks
 
 
-def _equal(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+def _compare(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
     """Compare lengths; of inner dimensions there are unequally many where outer ones differ."""
     return tf.raw_ops.Equal(x=one, y=other, incompatible_shape_error=False)
 

@@ -15,7 +15,7 @@ from .labels import (
     PARTIAL_MIN,
     STATISTIC,
     Label,
-    Places,
+    is_count,
     is_offsets,
     is_sharded,
     is_stored,
@@ -74,21 +74,18 @@ def _plan(
     if is_offsets(have):
         (lengths,) = _pieces(tensor[1:] - tensor[:-1], label_sharded(0, chosen=have.chosen.of), replica)
         return [ask(lengths, 0)], lambda found: tf.pad(tf.cumsum(found), [[1, 0]])
+    if is_count(have):
+        return [ask(_summand(where(replica.alive, tensor - 1)))], lambda found: restore(found) + 1
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
         request = ask(_extreme(tensor, have, replica)[None], 0)
         return [request], lambda found: restore(tf.ensure_shape(reduce(found, 0), tensor.shape))
     summand = times_share(tensor, replica) if want == MEAN_OF_STATISTICS else tensor
-    more = int(have.kind == "sizes" and isinstance(have.chosen, Places))
     if have == STATISTIC or have.kind == "sizes":
-        summand = where(replica.alive, summand - more if more else summand)
+        summand = where(replica.alive, summand)
     request = ask(_summand(summand))
-    if have.kind == "sizes" and (tensor.shape.rank or more):
-        return [request], lambda size: tf.where(
-            tf.range(tf.size(tensor)) == have.axis if tensor.shape.rank else True,
-            restore(size) + more,
-            tensor,
-        )
+    if have.kind == "sizes" and tensor.shape.rank:
+        return [request], lambda size: tf.where(tf.range(tf.size(tensor)) == have.axis, restore(size), tensor)
     return [request], restore
 
 

@@ -18,6 +18,7 @@ class Label(NamedTuple):
         OFFSETS      T = where the values of each sample of a ragged array, or of each of other ragged values, begin, and
                      where the last ones end; t_r counts from this replica's first value
         PLACES       T = concat_r t_r but for what t_r counts from: numbers that are positions of values of a ragged array
+        COUNT        T = 1 + sum_r (t_r - 1): how many OFFSETS there are, if other ragged values have them
         OWN          t_r is only meaningful on its replica: a key to draw random numbers with
         STORED       t_r is one of the equal parts of T along `axis`, or of T flattened (FLAT): they are gathered before an
                      operation computes with T
@@ -30,8 +31,8 @@ class Label(NamedTuple):
         blocks: int; how many copies of the batch follow one another along the axis: two where both views of a batch
             were concatenated.
         chosen: None, or an id of the data-dependent choice (a mask) by which samples of the batch remain. Of the values of
-            a ragged array, of which each sample has its own number: `Ragged`; of PLACES and OFFSETS: `Places`. `Joined`, if
-            T is in another order. Of SIZES, `Places`: the element is one more than the extent of what has the positions.
+            a ragged array, of which each sample has its own number: `Ragged`; of PLACES, OFFSETS and COUNT: `Places`.
+            `Joined`, if T is in another order.
     """
 
     kind: str
@@ -117,6 +118,16 @@ def label_places(values: Ragged, of: Ragged | None = None) -> Label:
     return Label("places", chosen=Places(values, of))
 
 
+def label_count(offsets: Label) -> Label:
+    """Return the label of how many of these offsets there are."""
+    return Label("count", chosen=offsets.chosen)
+
+
+def is_count(label: Label) -> bool:
+    """Return whether a label is COUNT."""
+    return label.kind == "count"
+
+
 def is_offsets(label: Label) -> bool:
     """Return whether a label is OFFSETS."""
     return label.kind == "offsets"
@@ -173,7 +184,7 @@ def needs_collective(have: Label, want: Label) -> bool:
         return want != have
     if have == STATISTIC:
         return want != PARTIAL_SUM
-    if is_stored(have) or counts_values(have):
+    if is_stored(have) or counts_values(have) or is_count(have):
         return want != have
     if have.kind == "sizes":
         return have.chosen is not None and want.kind != "sizes"

@@ -13,6 +13,7 @@ from .labels import (
     REPLICATED,
     STATISTIC,
     Label,
+    is_count,
     is_partial,
     is_sharded,
     needs_collective,
@@ -47,7 +48,7 @@ def describe_need(have: Label, cause: tf.Operation | None) -> str:
     """Return why an operation, or a result of the step, needs more than a replica's part of a tensor with this label."""
     if is_partial(have) and have != PARTIAL_SUM:
         return "an extreme over all samples is needed"
-    if have.kind == "sizes":
+    if have.kind == "sizes" or is_count(have):
         return "the number of chosen samples is needed"
     if have == STATISTIC:
         return "batch statistics are averaged"

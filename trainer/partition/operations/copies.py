@@ -9,6 +9,7 @@ from ..labels import (
     PARTIAL_SUM,
     REPLICATED,
     counts_values,
+    is_count,
     is_not_gathered,
     is_partial,
     is_places,
@@ -37,6 +38,7 @@ def label_copy(view: View) -> Ruling | None:
         is_partial(label)
         or label.kind == "sizes"
         or counts_values(label)
+        or is_count(label)
         or view.values[0].dtype == tf.variant
     )
     return ([None], [label]) if len(view.labels) == 1 and passes else None
@@ -74,7 +76,7 @@ def _label_cast(view: View) -> Ruling | None:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM:
         return ([None], [label]) if exact else view.gather()
-    if counts_values(label):
+    if counts_values(label) or is_count(label):
         return ([None], [label]) if target in (tf.int32, tf.int64) else view.gather()
     if label.kind != "sizes":
         return None

@@ -42,14 +42,14 @@ def _values_of(offsets: Label) -> Label:
     return label_sharded(0, chosen=require(offsets.chosen.values if is_offsets(offsets) else None))
 
 
-def _owner(offsets: Label) -> Ragged | None:
+def _find_owner(offsets: Label) -> Ragged | None:
     """Return the ragged values that have these offsets; None: samples have."""
     return offsets.chosen.of if is_offsets(offsets) else None
 
 
 def _label_numbers(view: View) -> Ruling:
     """Label the numbers of samples; those of other values that have these are positions."""
-    values, owner = _values_of(view.labels[0]), _owner(view.labels[0])
+    values, owner = _values_of(view.labels[0]), _find_owner(view.labels[0])
     return [None], [values if owner is None else label_places(owner, values.chosen)]
 
 
@@ -65,7 +65,7 @@ add_rows(
     SAMPLE_NUMBERS,
     label=_label_numbers,
     shape=lambda call: [[_count_values(call, 0)]],
-    progression=lambda call, shape: OF_SAMPLES if _owner(call.values[0].label) is None else None,
+    progression=lambda call, shape: OF_SAMPLES if _find_owner(call.values[0].label) is None else None,
     bounds=bound_by(0, 2**31 - 1),
     copy=_copy_numbers,
 )
@@ -93,20 +93,20 @@ def _find_asked(call: Call) -> list[Extent]:
     return found.tolist() if found.ndim else [-1] * (len(kinds) + call.rank(1))
 
 
-def _find_one_asked(call: Call) -> list[Extent]:
+def _find_asked_of_one_axis(call: Call) -> list[Extent]:
     """Return it for one ragged axis."""
     return require(_find_asked(call) if len(call.values) == 4 else None)
 
 
 def _find_padded(call: Call) -> Shapes:
-    asked, samples = _find_one_asked(call), call.shape(3)[0]
+    asked, samples = _find_asked_of_one_axis(call), call.shape(3)[0]
     longest = Size.of(Length()) if asked[1] in (-1, None) else asked[1]  # the same everywhere
     own = [None if samples is None else samples - 1, longest, *call.shape(1)[1:]]
     return [[mine if each == -1 or n == 1 else each for n, (mine, each) in enumerate(zip(own, asked))]]
 
 
 def _label_padded(view: View) -> Ruling:
-    (samples, longest, *_), values = _find_one_asked(view), _values_of(view.labels[3])
+    (samples, longest, *_), values = _find_asked_of_one_axis(view), _values_of(view.labels[3])
     made = entries_of(view.labels[3])
     fits = view.labels[1] == values and longest != -1
     fits &= samples == -1 or (samples == require(view.shape(3)[0]) - 1 and not made.chosen)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..conversions import find_whole
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_offsets, is_places, is_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, is_offsets, is_places, is_sharded, label_count, sizes
 from ..program import MeshAxis
 from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
@@ -25,7 +25,7 @@ def _label_sizes(view: View) -> Ruling:
     for label in view.labels:
         label = entries_of(label) if is_places(label) else label
         if is_offsets(label) and label.chosen.of and view.type != "Rank":
-            made.append(sizes(0, label.chosen))
+            made.append(label_count(label))
         elif not is_sharded(label) or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, Places, Ragged, is_offsets, label_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Ragged, is_count, is_offsets, label_sharded, sizes
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -124,6 +124,8 @@ def _label_strided(view: View) -> Ruling | None:
     label = view.labels[0]
     if is_offsets(label):
         return label_some_offsets(view)
+    if is_count(label):
+        return view.keep(require(label if view.attr("shrink_axis_mask") & 1 else None))
     if label.kind != "sizes" or not label.chosen:
         return None
     length = view.shape()[0]
@@ -131,7 +133,7 @@ def _label_strided(view: View) -> Ruling | None:
         raise Unknown
     if int(view.fixed(1)[0]) % length != label.axis:
         return view.keep(REPLICATED)
-    return view.keep(sizes(0, label.chosen) if isinstance(label.chosen, Ragged | Places) else PARTIAL_SUM)
+    return view.keep(sizes(0, label.chosen) if isinstance(label.chosen, Ragged) else PARTIAL_SUM)
 
 
 def _take_entry(call: Call) -> Callable[..., list[tf.Tensor]] | None:

@@ -3,7 +3,7 @@
 from ..labels import (
     REPLICATED,
     Label,
-    Places,
+    is_count,
     is_offsets,
     is_places,
     label_offsets,
@@ -47,9 +47,9 @@ def label_sum_of_places(view: View) -> Ruling | None:
 
 
 def label_difference(view: View) -> Ruling | None:
-    """Label the difference of two positions, or of positions and numbers."""
+    """Label the difference of two positions, or of positions and numbers; one less than the offsets is what has them."""
     places, other = view.labels
-    if isinstance(places.chosen, Places) and places.kind == "sizes":  # how many offsets there are
+    if is_count(places):
         one = other == REPLICATED and view.values[1].constant is not None and view.constant(1).tolist() == 1
         return [None, None], [require(sizes(0, places.chosen.of) if one else None)]
     if is_places(places) and other == places:

@@ -29,12 +29,19 @@ def find_composite(spec: Any) -> list[RaggedInput | SparseInput]:
     """Return the arrays that have several tensors, by their numbers."""
     found, number = list[RaggedInput | SparseInput](), 0
     for leaf in tf.nest.flatten(spec):
-        if isinstance(leaf, tf.RaggedTensorSpec):
+        if isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank:
             found.append(RaggedInput(tuple(range(number, number + 1 + leaf.ragged_rank))))
         elif isinstance(leaf, tf.SparseTensorSpec):
             found.append(SparseInput((number, number + 1, number + 2), tuple(leaf.shape[1:])))
         number += len(tensors_of(leaf))
     return found
+
+
+def find_depths(spec: Any) -> list[int]:
+    """Return for each tensor of an array in how many ragged dimensions its entries lie; of a sparse one, one."""
+    if not isinstance(spec, tf.RaggedTensorSpec):
+        return [1] * len(tensors_of(spec))
+    return [spec.ragged_rank, *range(spec.ragged_rank)]
 
 
 def describe_unsupported(path: str, spec: Any) -> str | None:

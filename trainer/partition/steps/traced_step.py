@@ -33,7 +33,7 @@ from ..operations import row_of
 from ..partition_graph import partition_graph, read_inputs
 from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_received
 from ..rebuild import rebuild_step
-from .batch_tensors import describe_unsupported, find_composite, tensors_of, with_tensors
+from .batch_tensors import describe_unsupported, find_composite, find_depths, tensors_of, with_tensors
 from .explain import StepExplanation, explain_program
 from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
 from .step_collectives import run_with_collectives
@@ -176,18 +176,17 @@ class TracedStep:
         Context: replica, inside a step that collects writes.
         """
         step = this_step()
-        leaves, arrays = list[Any](), list[tuple[str, Any, int]]()
-        paths = {id(leaf): path for path, leaf in all_leaves(data)}
+        leaves, arrays = list[Any](), list[tuple[Any, int]]()
         for leaf, spec in zip(tf.nest.flatten(data), tf.nest.flatten(self._spec)):
             count = len(tensors_of(spec))
             leaves += [None] * count if leaf is None else tensors_of(leaf)[:count]  # None: not read
-            depth = getattr(spec, "ragged_rank", 1)
-            arrays += [
-                (paths.get(id(leaf), ""), leaf, number or depth)
-                for number in [0, 0, *range(1, depth)][:count]
-            ]
+            arrays += [(leaf, depth) for depth in find_depths(spec)]
+        paths = {id(leaf): path for path, leaf in all_leaves(data)}
         for group in self.program.equal_values:
-            checks = check_combined_values([arrays[number] for number in group])
+            together = {(id(arrays[number][0]), arrays[number][1]): arrays[number] for number in group}
+            checks = check_combined_values(
+                [(paths[id(leaf)], leaf, depth) for leaf, depth in together.values()]
+            )
             with tf.control_dependencies(checks):
                 leaves = [
                     tf.identity(leaf) if number in group else leaf for number, leaf in enumerate(leaves)

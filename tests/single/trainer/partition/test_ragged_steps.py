@@ -171,6 +171,23 @@ def test_replica_without_samples_gets_a_sample_without_values_in_a_custom_loop(a
         helpers.assert_close(strategy.reduce("SUM", run(part), axis=None), step(whole), helpers.FLOAT64)
 
 
+def test_replica_without_samples_gets_a_sample_without_entries_in_a_custom_loop():
+    strategy, table = helpers.mirrored(3), tf.constant(_R.normal(size=(5, 2)))
+    parts = [tf.sparse.slice(SPARSE, [first, 0], [count, 5]) for first, count in ((0, 2), (2, 1), (3, 0))]
+
+    def step(x):
+        return tf.reduce_mean(tf.sparse.sparse_dense_matmul(x, table) ** 2)
+
+    @tf.function(input_signature=[tf.SparseTensorSpec([None, 5], "float64")] * 3)
+    def run(*of_replicas):
+        values = strategy.experimental_distribute_values_from_function(
+            lambda context: of_replicas[context.replica_id_in_sync_group]
+        )
+        return strategy.reduce("SUM", strategy.run(unisono.replica_step(step), (values,)), axis=None)
+
+    helpers.assert_close(run(*parts), step(tf.sparse.slice(SPARSE, [0, 0], [3, 5])), helpers.FLOAT64)
+
+
 @pytest.mark.parametrize("ragged", ["one dimension", "two dimensions"])
 @pytest.mark.parametrize("equal", [True, False])
 def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal, ragged):
