@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GUIDES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "design")
-# From a formula, or measured once on a machine that was lent, with its date and commit next to the table.
+# From a formula, or measured once (on a machine that was lent, in many runs), with its date and commit next to the table.
 CALCULATED = re.compile(r"<!-- (calculated|measured once: \d{4}-\d\d-\d\d, \w{8}) -->\n(\|.*\n)+")
 FIGURE = re.compile(r"\**~?[\d,.]+( |$|\[|;|%)")
 
