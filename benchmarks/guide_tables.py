@@ -101,7 +101,6 @@ BENCHMARKS = (
     ),
     Benchmark("scaling_check", ("scaling_check",), 5, quick=("--workers", "2")),
     Benchmark("mixed_memory", ("mixed_memory",), 3, quick=("--samples", "4096", "--layers", "4")),
-    Benchmark("counted_memory", ("counted_memory",), 5),
     Benchmark("rematerialization", ("rematerialization",), 2, quick=("--rounds", "1")),
     Benchmark(
         "sharded_state",

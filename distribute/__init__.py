@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .hardware.data_placement import keep_data_on
     from .hardware.device_memory import grow_gpu_memory
     from .hardware.devices import simulate_devices
-    from .hardware.memory_plan import MemoryPlan, ModelMemory, memory_plans
     from .keras_distribution import strategy_of
     from .means import global_batch_size, global_mean
     from .parameter_servers import ParameterServerError, ParameterServerStrategy
@@ -31,7 +30,6 @@ _NAMES_OF = {
     "keras_distribution": ("strategy_of",),
     "means": ("global_batch_size", "global_mean"),
     "hardware.device_memory": ("grow_gpu_memory",),
-    "hardware.memory_plan": ("MemoryPlan", "ModelMemory", "memory_plans"),
     "parameter_servers": ("ParameterServerError", "ParameterServerStrategy"),
     "pipeline": ("Pipeline", "StageError"),
     "sharding.sharded": ("sharded",),

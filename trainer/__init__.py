@@ -2,7 +2,6 @@
 
 from . import replacements as _replacements  # noqa: F401  (replaces functions of Keras)
 from .model import Model, Sequential, adopt, clone_model, load_model, model_from_json, synchronize_batch_norm
-from .model_memory import model_memory
 from .replica_step import replica_step
 from .step.global_loss import rowwise
 
@@ -13,7 +12,6 @@ __all__ = [
     "clone_model",
     "load_model",
     "model_from_json",
-    "model_memory",
     "replica_step",
     "rowwise",
     "synchronize_batch_norm",

@@ -55,12 +55,6 @@ flat_inputs = private_method("_standardize_inputs")
 """`flat_inputs(graph, inputs)`: those of one call as a flat list, converted, None for an absent optional one."""
 
 
-def find_declared_inputs(model: Any) -> Any:
-    """Return the symbolic inputs of a functional or sequential model, in its structure; None where none are declared."""
-    graph: Any = model._functional if isinstance(model, keras.Sequential) else model
-    return graph._inputs_struct if isinstance(graph, Functional) else None
-
-
 def pair_inputs(model: Any, inputs: Any) -> list[tuple[Any, Any]]:
     """Pair declared inputs and given values as a functional model does; none where the structures differ."""
     graph = graph_of(model)

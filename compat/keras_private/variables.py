@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,12 @@ def raw_value(variable: Any) -> Any:
 def find_stored_dtype(variable: Any) -> Any:
     """Return the dtype of a Keras variable in memory; reads in a layer with a mixed policy have another dtype."""
     return getattr(raw_value(variable), "dtype", None) or variable.dtype
+
+
+def bytes_of(*variables: Any) -> int:
+    """Return the bytes that a replica has of variables, which can be divided."""
+    parts = [getattr(raw_value(each), "shards", [each])[0] for each in variables]
+    return sum(math.prod(each.shape) * tf.as_dtype(find_stored_dtype(each)).size for each in parts)
 
 
 def is_plain(variable: Any) -> bool:

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from ..upstream_places import (
@@ -22,7 +21,6 @@ from ..upstream_places import (
     py_func_from_autograph,
     tf_convert,
 )
-from .gradients import is_of_a_gradient
 
 _MOST_LAYOUTS = 32  # of the arguments of one function
 _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have side effects
@@ -112,8 +110,6 @@ def convert_as_in(fn: Callable[..., Any], status: Any) -> Callable[..., Any]:
 
 
 SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-_NOT_COMPUTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
-_VIEWS = ("ExpandDims", "Identity", "Reshape", "Squeeze", "StopGradient")
 
 
 def first_graph(function: Any) -> Any:
@@ -121,53 +117,6 @@ def first_graph(function: Any) -> Any:
     if getattr(function, "_variable_creation_config", None) is None:
         return None
     return function._concrete_variable_creation_fn.graph
-
-
-def bytes_kept_for_backward(graph: Any) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass; unknown shapes are not counted."""
-    kept: dict[str, Any] = {}
-    total = 0
-    for operation in graph.get_operations():
-        if is_of_a_gradient(operation) and operation.type not in SHAPES:
-            for tensor in map(_find_owner, operation.inputs):
-                if not is_of_a_gradient(tensor.op) and tensor.op.type not in _NOT_COMPUTED:
-                    kept[tensor.name] = tensor
-        for name in ("body", "f"):
-            called = operation.node_def.attr[name].func.name if name in operation.node_def.attr else ""
-            if called:
-                inner = graph._get_function(called).graph
-                total += bytes_kept_for_backward(inner)
-                total += _count_stacked_bytes(inner) * (_rounds(operation) if name == "body" else 1)
-    return total + sum(map(_bytes, kept.values()))
-
-
-def _find_owner(tensor: Any) -> Any:
-    """Return the tensor that owns the memory of a tensor: a reshaped tensor has no memory of its own."""
-    while tensor.op.type in _VIEWS:
-        tensor = tensor.op.inputs[0]
-    return tensor
-
-
-def _count_stacked_bytes(body: Any) -> int:
-    """Return the bytes that each iteration of a loop adds to its stacks, which the loop of the backward pass reads."""
-    pushed = [_find_owner(op.inputs[1]) for op in body.get_operations() if op.type == "TensorListPushBack"]
-    computed = {tensor.name: tensor for tensor in pushed if tensor.op.type not in ("Const", "ReadVariableOp")}
-    return sum(map(_bytes, computed.values()))
-
-
-def _rounds(loop: Any) -> int:
-    """Return the maximum number of iterations of a loop: as declared, or the length of its longest list; else 1."""
-    counts = [tf.get_static_value(tensor) for tensor in loop.inputs[1:2]]
-    for tensor in loop.inputs:
-        if tensor.op.type == "TensorListReserve":
-            counts.append(tf.get_static_value(tensor.op.inputs[1]))
-        elif tensor.op.type == "TensorListFromTensor" and tensor.op.inputs[0].shape.rank:
-            counts.append(tensor.op.inputs[0].shape[0])
-    return max([1, *(int(count) for count in counts if count is not None and np.ndim(count) == 0)])
-
-
-def _bytes(tensor: Any) -> int:
-    return (tensor.shape.num_elements() or 0) * tensor.dtype.size
 
 
 def scratch_graph() -> contextlib.AbstractContextManager[Any]:

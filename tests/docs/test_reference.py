@@ -18,7 +18,6 @@ PACKAGES = ("unisono", *(f"unisono.{name}" for name in ("callbacks", "distribute
 PACKAGES += ("unisono.models", "unisono.optimizers")
 UNDER_ANOTHER_PATH = {
     "unisono.trainer.replica_step.replica_step": "unisono.replica_step",  # its module has the same name
-    "unisono.trainer.model_memory.model_memory": "unisono.model_memory",
     "unisono.optimizers.schedules.scaled": "unisono.optimizers.schedules",
     "unisono.optimizers.schedules.ScaledSchedule": "unisono.optimizers.schedules",
 }
@@ -29,10 +28,8 @@ SHOWN_BY = {
     "callbacks.read_backup": "callbacks.NewerFormatError",
     "distribute.ParameterServerStrategy": "distribute.ParameterServerError",
     "distribute.Pipeline": "distribute.StageError",
-    "distribute.memory_plans": "distribute.MemoryPlan",
     "mixed_precision.check_progress": "mixed_precision.LossScaleError",
     "mixed_precision.diagnose": "mixed_precision.Diagnosis mixed_precision.NonFinite",
-    "model_memory": "distribute.ModelMemory",
     "optimizers.serialize": "optimizers.deserialize",
 }
 

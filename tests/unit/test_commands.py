@@ -93,9 +93,9 @@ I0000 00:00:1795949610.123456    7420 cudart_stub.cc:31] Could not find cuda dri
 @pytest.mark.parametrize(
     "given, command, ends, hides",
     [
-        ({}, "plan", "os.abort()", True),
-        ({}, "plan", "subprocess.Popen(['cat'], stdout=-3)", True),  # which holds stderr until our end
-        ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "plan", "0", False),
+        ({}, "backups", "os.abort()", True),
+        ({}, "backups", "subprocess.Popen(['cat'], stdout=-3)", True),  # which holds stderr until our end
+        ({"TF_CPP_MIN_LOG_LEVEL": "0"}, "backups", "0", False),
         ({}, "launch", "0", False),
     ],
 )

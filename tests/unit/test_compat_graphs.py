@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from unisono.compat.tensorflow_graphs.graphs import (
-    bytes_kept_for_backward,
     draws,
     effects,
     graph_for,
@@ -75,18 +74,6 @@ def test_only_graph_leaves_alone_what_may_have_several_graphs():
     function(tf.constant(1))
     assert only_graph(function) is function
     assert only_graph(len) is len
-
-
-def test_reshaped_numbers_are_kept_once_for_the_backward_pass():
-    def run(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            grown = tf.exp(x)  # needed by its own gradient, and by that of the square in another shape
-            loss = tf.reduce_sum(tf.square(tf.reshape(grown, [32])))
-        return tape.gradient(loss, x)
-
-    traced = graph_function(run).get_concrete_function(tf.TensorSpec([4, 8]))
-    assert bytes_kept_for_backward(traced.graph) == 32 * 4
 
 
 def test_graph_for_runs_the_graph_of_arguments_that_came_before():

@@ -1,6 +1,4 @@
-"""Which changes make a run fit into device memory, where arrays are placed, and the error of a step that runs out of it."""
-
-import dataclasses
+"""Where arrays are placed, and how memory is described."""
 
 import pytest
 import tensorflow as tf
@@ -8,90 +6,6 @@ import tensorflow as tf
 from unisono.distribute import grow_gpu_memory, keep_data_on
 from unisono.distribute.hardware.data_placement import data_home
 from unisono.distribute.hardware.device_memory import free_memory, in_words
-from unisono.distribute.hardware.memory_plan import (
-    MemoryPlan,
-    ModelMemory,
-    memory_plans,
-    plan_memory,
-)
-
-WEIGHTS = 1_000_000
-LEVELS = (None, "optimizer", "weights")
-ADAM = ModelMemory(weights=4 * WEIGHTS, trained=4 * WEIGHTS, optimizer_state=8 * WEIGHTS, activations=1000.0)
-
-
-def of(plan: MemoryPlan) -> float:
-    return (plan.weights + plan.gradients + plan.optimizer_state) / WEIGHTS
-
-
-@pytest.mark.parametrize("n", [1, 2, 8, 64])
-def test_bytes_for_each_weight_are_those_of_the_published_table(n):
-    each = [of(plan_memory(ADAM, 1.0, 64, n, sharded=level)) for level in LEVELS]
-    assert each == pytest.approx([16, 4 + 12 / n, 16 / n])
-
-
-def test_what_fits_as_it_is_needs_nothing():
-    (plan,) = memory_plans(ADAM, 17 * WEIGHTS / 0.9 + 1, 1000)
-    assert plan.fits and not plan.changes and plan.total == 17 * WEIGHTS
-
-
-def test_nine_tenths_of_the_memory_may_be_used():
-    assert not memory_plans(ADAM, 17 * WEIGHTS / 0.9 - 1, 1000)[0].fits
-
-
-def test_many_activations_are_accumulated_and_no_more_often_than_needed():
-    large = ModelMemory(4 * WEIGHTS, 4 * WEIGHTS, 8 * WEIGHTS, activations=1e6)
-    first, *ways = memory_plans(large, 40e6 / 0.9, 64)
-    assert not first.fits and first.activations == 64e6
-    assert ways[0].accumulation == 4, (
-        "16 MB of weights, gradients and optimizer_state, 4 of accumulators, and 16 samples of 1 MB"
-    )
-    assert ways[0].samples == 16 and ways[0].accumulators == 4 * WEIGHTS and ways[0].fits
-    assert [way.changes for way in ways] == [{"accumulation"}], "half precision alone does not fit"
-
-
-def test_optimizer_state_is_sharded_before_weights_and_both_before_a_pipeline():
-    plans = memory_plans(ADAM, 11e6 / 0.9, 8, replicas=4)
-    assert [(plan.sharded, plan.stages) for plan in plans if plan.fits][:1] == [("optimizer", 1)]
-    plans = memory_plans(ADAM, 5e6 / 0.9, 8, replicas=4)
-    assert next(plan.sharded for plan in plans if plan.fits) == "weights"
-    assert any(plan.changes == {"pipeline"} for plan in plans)
-
-
-def test_no_way_leaves_the_model_as_it_is_alone():
-    assert [plan.fits for plan in memory_plans(ADAM, 1000, 8, replicas=4)] == [False]
-
-
-def test_half_precision_halves_activations_and_copies_weights():
-    plan = plan_memory(ADAM, 1.0, 1000, 1, half=True)
-    assert plan.activations == 1e6 / 2 + 4 * WEIGHTS / 2 and plan.weights == 4 * WEIGHTS
-    already = ModelMemory(4, 4, 8, activations=1e9, half_precision=True)
-    assert not any("half_precision" in plan.changes for plan in memory_plans(already, 2e9, 64))
-
-
-def test_pipeline_keeps_as_many_micro_batches_as_it_has_stages():
-    plan = plan_memory(
-        ADAM, 1.0, 1024, 8, stages=4
-    )  # two copies of 512 samples, each in 16 micro-batches of 32
-    assert plan.samples == 32
-    assert plan.activations == 4 * 32 * 1000 / 4 and plan.weights == WEIGHTS
-
-
-def test_frozen_weights_are_sharded():
-    lora = ModelMemory(100 * WEIGHTS, WEIGHTS, 2 * WEIGHTS, activations=0.0)
-    assert plan_memory(lora, 1.0, 8, 4, sharded="weights").weights == 100 * WEIGHTS / 4
-
-
-def test_two_layers_are_whole_at_a_time():
-    model = dataclasses.replace(ADAM, largest_layer=WEIGHTS // 10)
-    found = [plan_memory(model, 1.0, 8, 4, sharded=level) for level in LEVELS]
-    two = WEIGHTS // 5
-    assert [p.gradients for p in found] == [4 * WEIGHTS, WEIGHTS + two, WEIGHTS + two]
-    assert [p.weights for p in found] == [4 * WEIGHTS] * 2 + [WEIGHTS + two]
-    one_layer = dataclasses.replace(ADAM, largest_layer=4 * WEIGHTS)
-    plan = plan_memory(one_layer, 1.0, 8, 4, sharded="weights")
-    assert (plan.weights, plan.gradients) == (4 * WEIGHTS, 4 * WEIGHTS), "at most the full size"
-
 
 GIB = 2**30
 TWO = ["/device:GPU:0", "/device:GPU:1"]
@@ -155,12 +69,6 @@ def test_growth_is_set_for_every_gpu_and_nothing_happens_without():
     assert grow_gpu_memory() == [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
     with pytest.raises(TypeError, match="enabled"):
         grow_gpu_memory(1)
-
-
-def test_plan_says_its_changes():
-    assert str(plan_memory(ADAM, 1.0, 64, 4)) == "unchanged"
-    plan = plan_memory(ADAM, 1.0, 64, 4, half=True, sharded="weights", accumulation=2)
-    assert str(plan) == "accumulation 2, half_precision, sharded weights"
 
 
 def test_sizes_are_said_in_the_unit_that_fits():

@@ -123,8 +123,6 @@ def test_commands_wait_for_no_pipe_and_no_loop_of_links(tmp_path, capsys, monkey
         ("a.jsonl", "report a.jsonl"),
         ("a.jsonl", "report ."),
         ("loop", "report loop"),
-        ("m.keras", "plan m.keras:make -b 1 -m 1GiB"),
-        ("loop.keras", "plan loop.keras:make -b 1 -m 1GiB"),
         ("a.jsonl", "launch a.jsonl"),
         ("loop", "launch loop"),
         ("a.jsonl", "launch --log-dir m.keras a.jsonl"),
@@ -144,8 +142,6 @@ def test_commands_wait_for_no_pipe_and_no_loop_of_links(tmp_path, capsys, monkey
         ["launch", "--timeout"],
         ["launch", "--grace"],
         ["launch", "--workers"],
-        ["plan", "m.keras", "-m", "1GiB", "-b"],
-        ["plan", "m.keras", "-b", "1", "-m"],
     ],
 )
 def test_number_that_is_none_is_rejected(arguments, number, capsys, tmp_path, monkeypatch):

@@ -15,8 +15,15 @@ from unisono import callbacks, distribute, mixed_precision, optimizers, trainer
 from unisono.state.trained_model import TrainedModel
 
 FACE = {"Model", "Sequential", "__version__", "adopt", "callbacks", "clone_model", "distribute"}
-FACE |= {"load_model", "mixed_precision", "model_memory"}
-FACE |= {"models", "optimizers", "replica_step", "rowwise", "synchronize_batch_norm"}
+FACE |= {
+    "load_model",
+    "mixed_precision",
+    "models",
+    "optimizers",
+    "replica_step",
+    "rowwise",
+    "synchronize_batch_norm",
+}
 METHODS = ["compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"]
 
 

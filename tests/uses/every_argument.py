@@ -140,7 +140,6 @@ def subjects(bench: Bench) -> dict[str, Subject]:
     run.write_text(json.dumps({"event": "begin", "time": 1.0, **facts, "summary": ""}) + "\n")
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     pair = [(tf.ones(2), tf.Variable([1.0, 2.0]))]
-    memory = distribute.ModelMemory(10, 10, 10, 1.0)
     devices = ["CPU:0", "CPU:0"]
     found = {
         name: Subject(
@@ -204,20 +203,6 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         ),
         "enable_tensor_float_32": of(precision.enable_tensor_float_32, enabled="true"),
         "set_global_policy": of(precision.set_global_policy, name="nothing"),
-        "ModelMemory": of(
-            distribute.ModelMemory,
-            {"weights": 10, "trained": 10, "optimizer_state": 10, "activations": 1.0},
-            **_same("not negative", "weights", "trained", "optimizer_state", "activations"),
-            largest_layer="not negative",
-            half_precision="flag",
-        ),
-        "memory_plans": of(
-            distribute.memory_plans,
-            {"model": memory, "memory_bytes": 1e9, "global_batch_size": 4},
-            model="nothing",
-            memory_bytes="positive",
-            **_same("count from 1", "global_batch_size", "replicas"),
-        ),
         "Pipeline": of(
             distribute.Pipeline,
             {"devices": devices, "micro_batches": 2},
@@ -240,7 +225,6 @@ def subjects(bench: Bench) -> dict[str, Subject]:
         "clone_model": of(unisono.clone_model, model="nothing"),
         "synchronize_batch_norm": of(unisono.synchronize_batch_norm, model="nothing"),
         "load_model": of(unisono.load_model, filepath="nothing"),
-        "model_memory": of(unisono.model_memory, model="nothing"),
         "replica_step": of(unisono.replica_step, fn="function"),
         "rowwise": of(unisono.rowwise, fn="function"),
         "fit": of(
@@ -293,7 +277,7 @@ IN_EVERY_STEP = "is called in every step, and takes what a fit has"
 RESULT, ELSEWHERE = "is made by the library, to be read", "has a table of its own in this folder"
 # Public names that are missing in the table, with the reason.
 NOT_HERE = {
-    **_same(RESULT, "BackupInfo", "Diagnosis", "MemoryPlan", "NonFinite"),
+    **_same(RESULT, "BackupInfo", "Diagnosis", "NonFinite"),
     **_same(KERAS_CHECKS, "Model", "Sequential", "Optimizer", "serialize", "deserialize", "model_from_json"),
     **_same(
         "has none", "Callback", "global_policy", "is_chief", "num_workers", "updates_so_far", "worker_index"

@@ -244,7 +244,6 @@ ENVIRONMENT: dict[str, Use] = {
 }
 
 MOUNTED = "must be in a local or mounted file system"
-PLAN = "-b 8 -m 1G"
 # Command lines (SCRIPT is a file that exists), and what their one line of output must say.
 _LINES: dict[str, tuple[str, ...]] = {
     "no script": ("launch", "required: script"),
@@ -277,21 +276,6 @@ _LINES: dict[str, tuple[str, ...]] = {
     "report of nothing": ("report nope.jsonl", "nope.jsonl does not exist"),
     "report of a bucket": ("report gs:/bucket/run", "lost a slash", "gs:/bucket"),
     "report into a bucket": ("report . --output s3://bucket/a.html", MOUNTED, "s3://bucket"),
-    **{
-        f"plan of {place}": (f"plan {place} {PLAN}", words)
-        for place, words in (
-            ("absent.keras", "must be FILE.py:FUNCTION"),
-            ("absent.py:make_model", "the file must exist"),
-            ("model", "FILE.py:FUNCTION"),
-            ("json:absent", "must be FILE.py:FUNCTION"),
-            ("json:detect_encoding", "detect_encoding"),
-            ("no_such_module:make", "no_such_module"),
-        )
-    },
-    **{
-        f"plan with {option} {value}": (f"plan model.keras {PLAN} {option} {value}", value)
-        for option, value in (("-m", "many"), ("-b", "0"), ("-n", "-1"))
-    },
 }
 COMMANDS = {
     name: ([__file__ if word == "SCRIPT" else word for word in line.split()], words)

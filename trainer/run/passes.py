@@ -8,20 +8,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ...compat.keras_private.layers import layers_of
 from ...compat.keras_private.training import loss_tracker
-from ...compat.tensorflow_graphs.graphs import bytes_kept_for_backward
-from ...compat.tensorflow_private.strategies import devices_of
+from ...compat.keras_private.variables import bytes_of
 from ...compat.upstream_places import pythonify_logs
 from ...distribute.hardware.device_memory import in_words
-from ...distribute.hardware.memory_plan import memory_plans, plan_memory
-from ...distribute.mesh import Mesh, mesh_of
-from ...distribute.sharding.sharded import SHARDABLE, level_of
+from ...distribute.mesh import mesh_of
+from ...distribute.sharding.sharded import LEVELS, SHARDABLE, level_of
 from ...distribute.workers.peer_monitor import monitored_collective
 from ...optimizers.building import optimizers_of
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Source
-from ..model_memory import bytes_of, bytes_of_parts, memory_of
-from ..step.variable_placement import accumulates
 from .checks.argument_errors import explain_errors
 from .checks.overflow import check_progress
 from .logs.step_logs import StepLogs
@@ -114,7 +111,7 @@ class TrainingPass(Pass):
     @contextlib.contextmanager
     def errors(self, call: CompiledCall) -> Iterator[None]:
         """As in `Pass`."""
-        with with_advice(self.model, self.function, self.source.batch_size), super().errors(call):
+        with with_advice(self.model, self.source.batch_size), super().errors(call):
             yield
 
     def end(self, call: CompiledCall, done: int, results: Any) -> Any:
@@ -151,40 +148,34 @@ class TrainingPass(Pass):
 
 
 @contextlib.contextmanager
-def with_advice(model: TrainedModel, function: Any, samples: int | None) -> Iterator[None]:
+def with_advice(model: TrainedModel, samples: int | None) -> Iterator[None]:
     """Add a note with options to an out-of-memory error of a training step; `samples` of a full global batch."""
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        strategy, graph = model.distribute_strategy, function.graph()
-        if (mesh := mesh_of(strategy)).divides_weights:
-            error.add_note(_describe_parts(model, mesh, samples or 1))
-            raise
-        each = -(-(samples or 1) // strategy.num_replicas_in_sync)
-        kept = bytes_kept_for_backward(graph) / len(devices_of(strategy)) / each if graph is not None else 0.0
-        state = bytes_of(*(v for optimizer in optimizers_of(model) for v in optimizer.variables))
-        stages = 1 if model._pipeline is None else len(model._pipeline.devices)
-        devices = stages * (strategy.num_replicas_in_sync if isinstance(strategy, SHARDABLE) else 1)
-        parts, needed = 1 + accumulates(model.optimizer), memory_of(model, state, kept)
-        batch = each * parts * devices // stages
-        now = plan_memory(needed, 1.0, batch, devices, False, level_of(strategy), parts, stages)
-        kinds = ("weights", "gradients", "optimizer_state", "activations", "total")
-        sizes = ", ".join(f"{kind.replace('_', ' ')} {in_words(getattr(now, kind))}" for kind in kinds)
-        less = "; ".join(
-            f"{p} ({in_words(p.total)})" for p in memory_plans(needed, now.total, batch, devices)[1:]
+        each = -(-(samples or 1) // mesh_of(model.distribute_strategy).shape[0])
+        state = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+        weights, own = in_words(bytes_of(*model.variables)), in_words(bytes_of(*state))
+        error.add_note(
+            f"Memory of a replica with {each} samples: weights {weights}, optimizer state {own}; gradients and activations "
+            f"take more. Less memory: {'; '.join(_list_options(model))}. See docs/guides/memory.md."
         )
-        options = f"Less memory: a smaller batch; a `unisono.distribute.Pipeline` over more devices; {less}"
-        error.add_note(f"Memory of a replica with {each} samples: {sizes}. {options}.")
         raise
 
 
-def _describe_parts(model: TrainedModel, mesh: Mesh, samples: int) -> str:
-    """Return what a replica of a mesh has, and options that need less."""
-    state = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    weights, own = in_words(bytes_of_parts(*model.variables)), in_words(bytes_of_parts(*state))
-    return (
-        f"Memory of a replica with {-(-samples // mesh.shape[0])} samples on the mesh {mesh}: weights {weights}, optimizer "
-        f"state {own}. Less memory: a smaller batch; layouts that divide more weights; more replicas along "
-        f"{mesh.names[1]!r}; `unisono.distribute.sharded(strategy)`, which divides the optimizer state over "
-        f"{mesh.names[0]!r}, too."
-    )
+def _list_options(model: TrainedModel) -> Iterator[str]:
+    """Yield what needs less memory than the model's setup, beginning with the smallest changes."""
+    strategy = model.distribute_strategy
+    mesh, level = mesh_of(strategy), level_of(strategy)
+    yield "a smaller batch, also with `gradient_accumulation_steps`"
+    yield "layers in a `keras.RematScope`"
+    if mesh.divides_weights:
+        yield f"layouts that divide more weights, or more devices along {mesh.names[1]!r}"
+    if isinstance(strategy, SHARDABLE) and strategy.num_replicas_in_sync > 1 and level != LEVELS[-1]:
+        if level is None:
+            yield "`unisono.distribute.sharded(strategy)`"
+        if not mesh.divides_weights:
+            yield f'`unisono.distribute.sharded(strategy, level="{LEVELS[-1]}")`'
+    if all(layer.compute_dtype not in ("float16", "bfloat16") for layer in layers_of(model)):
+        yield "a half-precision policy"
+    yield "a `unisono.distribute.Pipeline` over more devices"

@@ -18,7 +18,6 @@ COMMANDS = {
     "backups": "list backups and checkpoints, and check every byte of them",
     "profile": "capture a profile of running workers from another process",
     "report": "rewrite the report of a training run, or compare several runs on one page",
-    "plan": "estimate what a training run needs to fit into the memory of its devices",
     "doctor": "show the versions, devices and cluster of this machine, and its problems",
 }
 _END = b"\0\n"  # of stderr

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ....compat.keras_private.variables import bytes_of
 from ....compat.tensorflow_graphs.graphs import scratch_graph
-from ...model_memory import bytes_of
 from ..stage_pass import Pass, flatten, run_stage, watch
 from .graph import Chain, Stage, find_taken
 
