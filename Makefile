@@ -46,6 +46,8 @@ demo: $(BIN)/unisono-demo.stamp
 	$(BIN)/python examples/digits_mirrored.py
 
 check pytest test-long test-clusters keras-tests: export CUDA_VISIBLE_DEVICES =
+# Tests start many programs, which would compile TensorFlow's Python code again (8 s each) where this forbids to keep it.
+check pytest test-long test-clusters keras-tests: export PYTHONDONTWRITEBYTECODE =
 PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 lint: $(BIN)/unisono-dev.stamp
