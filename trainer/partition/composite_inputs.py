@@ -1,8 +1,9 @@
-"""Arrays of a batch that are several inputs of a program: ragged and sparse ones."""
+"""Arrays that are several tensors of a program: ragged and sparse ones of a batch, and ragged results."""
 
 import dataclasses
+from collections.abc import Sequence
 
-from .labels import Label, Ragged, label_offsets, label_sharded, sizes, with_label
+from .labels import Label, Ragged, is_offsets, label_offsets, label_sharded, sizes, with_label
 from .program import Value
 from .sizes.positions import IN_COLUMN
 from .sizes.size import Entries, Extent, Samples
@@ -11,7 +12,7 @@ from .sizes.size_arrays import as_sizes
 
 @dataclasses.dataclass(frozen=True)
 class RaggedInput:
-    """A ragged array: the numbers of its `inputs`, which are values, and offsets of each ragged dimension, outer first."""
+    """A ragged array: the numbers of its tensors, which are values, and offsets of each ragged dimension, outer first."""
 
     inputs: tuple[int, ...]
 
@@ -31,6 +32,16 @@ class RaggedInput:
             _set_label(each, label_offsets(chosen, owner))
             each.shape, owner = [chosen.samples + 1], chosen
         _set_label(values, label_sharded(0, chosen=owner))
+
+    def is_divided(self, labels: Sequence[Label]) -> bool:
+        """Return whether results with these labels are the parts of an array by its samples."""
+        values, *offsets = (labels[number] for number in self.inputs)
+        owner = None
+        for each in offsets:
+            if not is_offsets(each) or each.chosen.of != owner:
+                return False
+            owner = each.chosen.values
+        return values == label_sharded(0, chosen=owner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,6 +34,7 @@ def partition_graph(
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
     mesh: Sequence[MeshAxis] = (BATCH,),
     arrays: Sequence[RaggedInput | SparseInput] = (),
+    results: Sequence[RaggedInput] = (),
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
@@ -43,7 +44,7 @@ def partition_graph(
     optimizer the labels that it needs of its gradients, or None for parts of a sum, and then those of what the step has
     assigned before. `is_local` tells whether an operation is declared to compute statistics of a replica's own samples.
     `mesh` has the axes of the mesh of replicas, first that of the batch. `arrays` are those of the batch that have
-    several inputs.
+    several inputs, and `results` those that have several outputs: their parts stay, or are gathered together.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
     named = dict.fromkeys([*leaves, *(number for array in arrays for number in array.inputs)])
@@ -69,7 +70,7 @@ def partition_graph(
         builder = Builder(program, gradients, is_local, whole_ops=whole)
         builder.check = check
         try:
-            program = _one_pass(builder, graph, batch, outputs, contents, names, arrays)
+            program = _one_pass(builder, graph, batch, outputs, contents, names, arrays, results)
         except NeedsWhole as found:
             if found.producer in whole:
                 raise NotPartitioned(str(found)) from None
@@ -97,6 +98,7 @@ def _one_pass(
     contents: Callable[[Any], Labels | None],
     names: Mapping[int, Sequence[Samples]],
     arrays: Sequence[RaggedInput | SparseInput],
+    results: Sequence[RaggedInput],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
@@ -115,10 +117,16 @@ def _one_pass(
         held = contents(outer) if outer.dtype == tf.resource else None
         program.values[number].labels = held or builder.replicated_labels
         program.captures.append((outer, number))
+    wanted: list[Sequence[Label | None]]
     wanted = [(each,) * len(program.mesh) if isinstance(each, Label) else each for each in outputs]
     builder.states = {id(t) for t, want in zip(graph.outputs, wanted) if want[0] == MEAN_OF_STATISTICS}
     found = builder.walk(graph, list(range(len(graph.inputs))))
     found = [builder.read(tensor, number, None) for tensor, number in zip(graph.outputs, found)]
+    labels = [program.values[number].label for number in found]
+    for array in results:
+        lead = None if array.is_divided(labels) else REPLICATED
+        for number in array.inputs:
+            wanted[number] = (lead, *builder.replicated_labels[1:])
     program.outputs = [builder.convert(number, wants, None) for number, wants in zip(found, wanted)]
     program.drop_unread()
     return program

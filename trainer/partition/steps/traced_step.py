@@ -23,7 +23,7 @@ from ....optimizers.update_rules.parts import aggregates_itself, gradient_layout
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.input_checks import check_combined_samples, check_combined_values
 from ...step.collected_writes import CollectedWrites
-from ..composite_inputs import SparseInput
+from ..composite_inputs import RaggedInput, SparseInput
 from ..conversions import Replica
 from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels, is_sharded
 from ..memory import save_memory
@@ -83,6 +83,7 @@ class TracedStep:
                 self._statistics.__contains__,
                 [BATCH, *map(MeshAxis, self._mesh.shape[1:])],
                 arrays,
+                self._ragged,
             )
             self._written = _find_written(self.program)
         except NotPartitioned as error:
@@ -106,12 +107,15 @@ class TracedStep:
             with self._statistics.of_calls([*filter(has_own_statistics, self._step.layers)]):
                 with user_errors():
                     result = self._step.fn(batch)
-            if any(isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) for leaf in tf.nest.flatten(result)):
-                raise NotPartitioned("it returns a ragged or sparse tensor")
+            unlike = tf.SparseTensor if self._step.exits != LOGS else (tf.SparseTensor, tf.RaggedTensor)
+            if any(isinstance(leaf, unlike) for leaf in tf.nest.flatten(result)):
+                raise NotPartitioned("it returns a sparse tensor or a ragged log")
             numbers = numbers_in(result)  # can be variables that the step has assigned
+        arrays = find_composite([*map(tf.type_spec_from_value, numbers)])
+        self._ragged = [array for array in arrays if isinstance(array, RaggedInput)]
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]
-        return [*numbers, *(value for _, value in writes.items())]
+        return [*tensors_of(numbers), *(value for _, value in writes.items())]
 
     def _stand_in_for(self, graph: Any, weight: ShardedValue) -> TensorInPlace:
         """Return the stand-in for a sharded weight that the step reads, outside branches and loops."""
@@ -135,8 +139,9 @@ class TracedStep:
 
     def explain(self, samples: int) -> StepExplanation:
         """Return the collectives of a step on a batch of this many samples."""
-        results = ["/".join(map(str, path)) for path, _ in keras.tree.flatten_with_path(self._result)]
-        names = [name or "result" for name in results][: self._results] + [v.path for v in self._variables]
+        results = keras.tree.flatten_with_path(self._result)
+        names = ["/".join(map(str, path)) or "result" for path, leaf in results for _ in tensors_of(leaf)]
+        names = names[: self._results] + [v.path for v in self._variables]
         counts = [len(call.pairs) for call in self._calls]
         return explain_program(self.program, samples, self._mesh, names, counts)
 
@@ -199,8 +204,12 @@ class TracedStep:
         outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
-        first = not any(place[1:])
-        found = [self._exit(tensor, label, step, first) for tensor, label in zip(outputs, self._labels)]
+        parts, first, found = iter(zip(outputs, self._labels)), not any(place[1:]), list[Any]()
+        for leaf in numbers_in(self._result):
+            (tensor, label), *offsets = (next(parts) for _ in tensors_of(leaf))
+            if offsets:
+                tensor = tf.RaggedTensor.from_nested_row_splits(tensor, [each for each, _ in offsets], False)
+            found.append(self._exit(tensor, label, step, first))
         return with_numbers(self._result, found)
 
     @property
@@ -212,7 +221,7 @@ class TracedStep:
         """Return, for each result, whether it is a partial sum."""
         return [label == PARTIAL_SUM for label in self._labels]
 
-    def _exit(self, tensor: tf.Tensor, label: Label, step: StepContext, first: bool) -> tf.Tensor:
+    def _exit(self, tensor: Any, label: Label, step: StepContext, first: bool) -> Any:
         """Return an output without the borrowed sample of a replica that has no samples.
 
         Of the replicas with the same samples the `first` one returns it.
@@ -225,8 +234,8 @@ class TracedStep:
         if not first:
             return tensor[:0]
         if is_sharded(label):
-            return tensor if step.alive is True else tensor[: tf.where(step.alive, tf.shape(tensor)[0], 0)]
-        return tensor[: tf.where(step.holds_first_sample, tf.shape(tensor)[0], 0)]
+            return tensor if step.alive is True else tensor[: tf.where(step.alive, sample_count(tensor), 0)]
+        return tensor[: tf.where(step.holds_first_sample, sample_count(tensor), 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
         call, rest, gradients = self._calls[number], iter(tensors), list[Any]()

@@ -25,6 +25,7 @@ from ....distribute.workers.agreement import first_local_replica
 from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
+from .batch_tensors import tensors_of, with_tensors
 from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
 
 
@@ -73,9 +74,11 @@ class WholeStep:
         if self._step.exits == SAMPLES:
             return self._result if step.replica_id == 0 else tf.nest.map_structure(_no_samples, self._result)
         leaves = numbers_in(self._result)
-        numbers = iter(of_first_replica([leaf for leaf in leaves if leaf.dtype != tf.string]))
+        parts = tensors_of(leaves)
+        numbers = iter(of_first_replica([part for part in parts if part.dtype != tf.string]))
         with tf.device("CPU:0"):  # text stays in its process
-            leaves = [tf.identity(leaf) if leaf.dtype == tf.string else next(numbers) for leaf in leaves]
+            parts = [tf.identity(part) if part.dtype == tf.string else next(numbers) for part in parts]
+        leaves = with_tensors(leaves, parts)
         if self._step.exits == SHARES and step.replica_id != 0:
             leaves = [leaf[:0] if leaf.shape.rank else tf.zeros_like(leaf) for leaf in leaves]
         return with_numbers(self._result, leaves)

@@ -216,3 +216,49 @@ def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_oth
             match="must have as many values as in",
         ):
             train(3)
+
+
+TABLE = tf.constant(_R.normal(size=(9, 4)))
+RAGGED_RESULTS = {
+    "values": lambda x: tf.ragged.map_flat_values(tf.gather, TABLE, x) * 2.0,
+    "words": lambda x: tf.ragged.map_flat_values(tf.strings.as_string, x),
+    "also dense": lambda x: {"lengths": x.row_lengths(), "words": x[:, :2], "one": tf.constant(3.0)},
+    "chosen": lambda x: tf.ragged.boolean_mask(x, x % 2 == 0),
+    "samples in another order": lambda x: tf.gather(x, tf.range(x.nrows())[::-1]),
+    "means of all values": lambda x: x.with_values(x.values - tf.reduce_sum(x.values)),
+    "values of their own": lambda x: tf.strings.split(tf.strings.as_string(tf.reduce_sum(x, 1)) + " a"),
+    "not of samples": lambda x: tf.RaggedTensor.from_uniform_row_length(x.values, 1),
+    "the same for each batch": lambda x: tf.ragged.constant([[1, 2], [3]]),
+    "two dimensions": lambda x: tf.stack([x, x + 1], axis=1),
+}
+
+
+@pytest.mark.parametrize("name", RAGGED_RESULTS)
+def test_ragged_results_are_those_of_one_device_without_a_warning(name):
+    class Ragged(unisono.Model):
+        def call(self, x):
+            return RAGGED_RESULTS[name](x)
+
+    found = []
+    for replicas in (1, 3):
+        with helpers.mirrored(replicas).scope():
+            model = Ragged()
+            model.compile("sgd", "mse")
+        found.append(model.predict(HISTORY, batch_size=BATCH, verbose=0))
+    one, several = (tf.nest.flatten(each, expand_composites=True) for each in found)
+    assert len(one) == len(several)
+    for own, other in zip(one, several):
+        np.testing.assert_array_equal(np.asarray(own), np.asarray(other))
+
+
+def test_replica_returns_the_ragged_results_of_its_own_samples(monkeypatch):
+    steps, strategy = record_traced_steps(monkeypatch), helpers.mirrored(3)
+    parts = [HISTORY[:2], HISTORY[:0], HISTORY[2:]]
+
+    @tf.function
+    def run():
+        x = strategy.experimental_distribute_values_from_function(lambda r: parts[r.replica_id_in_sync_group])
+        return strategy.experimental_local_results(strategy.run(unisono.replica_step(lambda x: x * 2), (x,)))
+
+    assert [part.to_list() for part in run()] == [(2 * part).to_list() for part in parts]
+    assert steps and not [n for step in steps for n in step.program.nodes if step.program.communicates(n)]
