@@ -47,9 +47,9 @@ def pass_source(
 
 
 def evaluate(
-    model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any, passes: int = 1
+    model: TrainedModel, source: Source, verbose: Any, callbacks: Any, runner: Any
 ) -> dict[str, Any]:
-    """Return the logs of one pass over `source`, of `passes` in all. Context: host."""
+    """Return the logs of one pass over `source`. Context: host."""
     with (
         runner.watch(model),
         share_attribute(model, "_evaluating", lambda _: True),
@@ -64,7 +64,7 @@ def evaluate(
         model.reset_metrics()
         source.begin_epoch(0)
         logs: dict[str, Any] = {}
-        runner.prepare(model, "test", source, callbacks.callbacks, passes)
+        runner.prepare(model, "test", source, callbacks.callbacks)
         steps = Pass(model, source, callbacks, "test")
         with contextlib.closing(runner.run_steps(steps)) as calls:
             for batch, logs in calls:

@@ -91,18 +91,17 @@ class Runner:
         if state.function is not None:
             self.build(model, state.source.spec, state.source.batch_size)
         state.function = self.make_function(model, "train")
-        self.prepare(model, "train", state.source, state.callbacks, state.epochs - state.first_epoch)
+        state.source.passes = state.epochs - state.first_epoch
+        self.prepare(model, "train", state.source, state.callbacks)
 
-    def prepare(
-        self, model: TrainedModel, phase: str, source: Source, callbacks: list[Any], passes: int = 1
-    ) -> None:
-        """Choose between the plain graph and XLA, by the number of steps in all `passes` over a source."""
+    def prepare(self, model: TrainedModel, phase: str, source: Source, callbacks: list[Any]) -> None:
+        """Choose between the plain graph and XLA, by the number of steps in all passes over a source."""
         function = getattr(model, f"{phase}_function")
         if phase != "predict":
             record_steps(model, callbacks, phase)
         records = function.recorder is not None
         each = any(steps_until_call(callback, 0, phase, records) == 1 for callback in callbacks)
-        steps = source.steps_per_epoch * passes if source.steps_per_epoch else None
+        steps = source.steps_per_epoch * source.passes if source.steps_per_epoch else None
         choose_backend(function, source, 0 if each else steps)
 
     def calls(self, steps: Pass) -> contextlib.AbstractContextManager[Any]:
@@ -208,7 +207,8 @@ def _epoch(
     state.epoch_logs = dict(logs)
     if validation is not None and evaluates_after(model, epoch, a.validation_freq):
         state.times.lap("other")
-        val_logs = evaluate(model, validation, a.verbose, callbacks, runner, _validations(model, a, state))
+        validation.passes = _validations(model, a, state)
+        val_logs = evaluate(model, validation, a.verbose, callbacks, runner)
         state.times.lap("validation")
         logs = {**logs, **{f"val_{name}": value for name, value in val_logs.items()}}
     state.epoch_logs = {}

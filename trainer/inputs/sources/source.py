@@ -69,6 +69,7 @@ class Source:
         per_worker: bool; False: every worker's source yields the whole global batch, of which its replicas take their
             samples; True: the source yields this worker's samples only (a function of `tf.distribute.InputContext`).
         resume_by: "index" | "iterator" | "skip"; how `restore` finds the position again.
+        passes: int; over the data in this call of the model. Set by the loop.
         rewinds: bool; whether the data can be read again from its beginning.
         targets: the arrays of `y`, if passed, until they have been checked.
         home: str; a sentence about the device that holds the data, where that had to be chosen.
@@ -87,6 +88,7 @@ class Source:
     held_samples: int | None = None
     per_worker = False
     resume_by: Any = "skip"
+    passes = 1
     rewinds = True
     targets: Any = None
     home = ""
