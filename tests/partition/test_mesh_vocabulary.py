@@ -97,6 +97,7 @@ def check_sizes(parts, most):
     assert max(found) <= most
 
 
+@pytest.mark.short("4-*")
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("count", [2, 4])
 def test_head_with_divided_classes_is_never_whole(name, count):

@@ -157,6 +157,7 @@ def test_step_on_nested_values_gathers_nothing_and_matches_the_whole(name):
     assert parts.communicated[0] == 0, parts.gathers
 
 
+@pytest.mark.short("sums", "loss of words", "classes of samples", "padded", "numbers of values", "two arrays")
 @pytest.mark.parametrize("name", OWN)
 def test_batch_without_inner_or_outer_values_matches_the_whole(name):
     fn, *batch = OWN[name]

@@ -17,7 +17,7 @@ from partition.operations import QUICK_SIZES, SIZES, Statement, draw, examine, o
 from partition_in_parts import Parts
 
 BLOCKS = 24  # for the processes of pytest
-SHARE = 31  # one in so many operations is in `make test`
+SHARE = 53  # one in so many operations is in `make test`
 COVERED = 720  # operations of the 770 or so; the statement of the tester lists the others
 PROGRAMS = [name for name in ALL if name not in KNOWN]
 DRAWN = [name for name in operations() if name not in KNOWN_OPERATIONS]

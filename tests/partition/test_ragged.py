@@ -190,6 +190,9 @@ def test_step_on_ragged_values_gathers_nothing_and_matches_the_whole(name):
     assert parts.communicated[0] == 0, parts.gathers
 
 
+@pytest.mark.short(
+    "cut*", "gradient*", "in a branch", "joined*", "largest*", "loss*", "mean of*", "number of*", "padded"
+)
 @pytest.mark.parametrize("name", sorted({*OWN} - {"recurrent"}))  # which needs a word on one device, too
 def test_batch_without_values_or_with_them_in_one_sample_matches_the_whole(name):
     fn, *batch = OWN[name]

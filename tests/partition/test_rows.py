@@ -17,7 +17,7 @@ from partition_in_parts import Parts, types_of
 from unisono.trainer.partition.operations import ROWS
 from unisono.trainer.partition.sizes.bounds import bound_by
 
-SHARE = 11  # one in so many rows is in `make test`
+SHARE = 19  # one in so many rows is in `make test`
 BLOCKS = 24
 DRAWN = drawings_of_rows()
 

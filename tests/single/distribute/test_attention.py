@@ -45,6 +45,7 @@ def draw(*shape):
     return tf.constant(R.normal(size=shape))
 
 
+@pytest.mark.short("True-*", "False-all")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_equal_keras_with_first_and_second_gradients(mask, causal):
@@ -145,6 +146,7 @@ def expected():
     return trained(None, kind=keras.Model, jit_compile=False)
 
 
+@pytest.mark.short("graph", "two replicas")
 @pytest.mark.parametrize("way", ["graph", "eager", "two replicas", "weights on two replicas", "pipeline"])
 def test_fit_with_blocks_equals_keras(way, expected, monkeypatch, capsys):
     made = []

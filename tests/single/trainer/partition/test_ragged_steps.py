@@ -131,6 +131,7 @@ def results(name, replicas):
     return history.history, model.get_weights(), evaluated, predicted
 
 
+@pytest.mark.short("two towers", "documents", "sparse")
 @pytest.mark.parametrize("name", MODELS)
 def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
     steps = record_traced_steps(monkeypatch)
