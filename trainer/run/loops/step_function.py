@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ....compat.keras_private.seed_generators import thread_state
 from ....compat.tensorflow_graphs.graph_optimizer import optimize_briefly
-from ....compat.tensorflow_graphs.graphs import effects, graph_for, only_graph
+from ....compat.tensorflow_graphs.graphs import effects, first_graph, graph_for, only_graph
 from ....distribute.hardware.program_cache import PROGRAM_CACHE
 from ....distribute.replicas import copies_of, runs_in_threads
 from ....distribute.workers.peer_monitor import monitor_call
@@ -118,6 +118,11 @@ class StepFunction:
         if not self._device:  # a model creates the list of its variables on each access
             self._device = next((getattr(copies_of(v)[0], "device", "") for v in self.model.variables), "")
         return self._device
+
+    def graph(self) -> Any:
+        """Return the first graph, for drawing; None without one."""
+        graphs = (first_graph(function) for function in self._functions())
+        return next((graph for graph in graphs if graph is not None), None)
 
     def compilations(self) -> int:
         """Return the number of graphs so far; 0 where every step runs eagerly."""
