@@ -230,6 +230,8 @@ RAGGED_RESULTS = {
     "values of their own": lambda x: tf.strings.split(tf.strings.as_string(tf.reduce_sum(x, 1)) + " a"),
     "not of samples": lambda x: tf.RaggedTensor.from_uniform_row_length(x.values, 1),
     "the same for each batch": lambda x: tf.ragged.constant([[1, 2], [3]]),
+    "values in another order": lambda x: x.with_values(tf.sort(x.values)),
+    "words of sentences": lambda x: x.values,
     "two dimensions": lambda x: tf.stack([x, x + 1], axis=1),
 }
 
@@ -245,7 +247,8 @@ def test_ragged_results_are_those_of_one_device_without_a_warning(name):
         with helpers.mirrored(replicas).scope():
             model = Ragged()
             model.compile("sgd", "mse")
-        found.append(model.predict(HISTORY, batch_size=BATCH, verbose=0))
+        inputs = SENTENCES if "sentences" in name else HISTORY
+        found.append(model.predict(inputs, batch_size=BATCH, verbose=0))
     one, several = (tf.nest.flatten(each, expand_composites=True) for each in found)
     assert len(one) == len(several)
     for own, other in zip(one, several):
@@ -263,3 +266,38 @@ def test_replica_returns_the_ragged_results_of_its_own_samples(monkeypatch):
 
     assert [part.to_list() for part in run()] == [(2 * part).to_list() for part in parts]
     assert steps and not [n for step in steps for n in step.program.nodes if step.program.communicates(n)]
+
+
+def mesh_of_four():
+    mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
+    layouts = keras.distribution.LayoutMap(mesh)
+    return unisono.distribute.strategy_of(
+        keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+    )
+
+
+def test_sparse_arguments_on_a_mesh_are_an_error_that_says_what_to_do():
+    strategy = mesh_of_four()
+    with pytest.raises(ValueError, match=r"takes no sparse tensor.*tf\.sparse\.to_dense"):
+        tf.function(lambda: strategy.run(unisono.replica_step(tf.sparse.reduce_sum), (SPARSE,)))()
+
+
+STEPS = {
+    "samples": lambda x: x * 2,
+    "words of sentences": lambda x: x.values * 2,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_replicas_of_a_mesh_return_ragged_results_once(name):
+    strategy = mesh_of_four()
+    parts = [SENTENCES[:2], SENTENCES[2:3], SENTENCES[3:7], SENTENCES[7:]]
+    step = STEPS[name]
+
+    @tf.function
+    def run():
+        x = strategy.experimental_distribute_values_from_function(lambda r: parts[r.replica_id_in_sync_group])
+        return strategy.experimental_local_results(strategy.run(unisono.replica_step(step), (x,)))
+
+    found = [row for part in run() for row in part.to_list()]
+    assert found == step(SENTENCES).to_list()
