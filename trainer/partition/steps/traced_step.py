@@ -107,9 +107,11 @@ class TracedStep:
             with self._statistics.of_calls([*filter(has_own_statistics, self._step.layers)]):
                 with user_errors():
                     result = self._step.fn(batch)
-            unlike = tf.SparseTensor if self._step.exits != LOGS else (tf.SparseTensor, tf.RaggedTensor)
-            if any(isinstance(leaf, unlike) for leaf in tf.nest.flatten(result)):
-                raise NotPartitioned("it returns a sparse tensor or a ragged log")
+            leaves = tf.nest.flatten(result)
+            if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
+                raise NotPartitioned("it returns a sparse tensor")
+            if self._step.exits == LOGS and any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):
+                raise NotPartitioned("one of its logs is a ragged tensor")
             numbers = numbers_in(result)  # can be variables that the step has assigned
         arrays = find_composite([*map(tf.type_spec_from_value, numbers)])
         self._ragged = [array for array in arrays if isinstance(array, RaggedInput)]
