@@ -1,6 +1,7 @@
 """All-gather of the samples of all replicas: for losses and metrics that use the whole batch."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -83,7 +84,7 @@ def _gather(value: Any, step: StepContext, is_data: bool) -> Any:
                 f"A {type(value).__name__} of floating point numbers cannot be gathered. Received: {value}. "
                 "Convert it to a dense tensor."
             )
-        return _gather_batch(_drop_borrowed(value, step), step)
+        return join_samples(_drop_borrowed(value, step), step.samples_before, step.global_samples)
     value = tf.convert_to_tensor(value)
     if value.shape.rank == 0:
         return value
@@ -124,24 +125,9 @@ def gather_outputs(outputs: Any, step: StepContext) -> Any:
 
     Scalars, which are equal on all replicas, stay unchanged. Context: replica, with several workers.
     """
-    return keras.tree.map_structure(lambda value: _gather_batch(value, step), outputs)
-
-
-def _gather_batch(value: Any, step: StepContext) -> Any:
-    if isinstance(value, tf.RaggedTensor):
-        lengths = [_all_gather(part) for part in value.nested_row_lengths()]
-        values = _all_gather(value.flat_values)
-        return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
-    if isinstance(value, tf.SparseTensor):
-        first = tf.cast(step.samples_before, tf.int64)
-        moved = tf.concat([value.indices[:, :1] + first, value.indices[:, 1:]], 1)
-        sizes = tf.reduce_max(_all_gather(value.dense_shape[None]), 0)
-        shape = tf.concat([tf.cast([step.global_samples], tf.int64), sizes[1:]], 0)
-        return tf.SparseTensor(_all_gather(moved), _all_gather(value.values), shape)
-    value = tf.convert_to_tensor(value)
-    if value.shape.rank == 0:
-        return value
-    return tf.ensure_shape(_all_gather(value), tf.TensorShape([None]).concatenate(value.shape[1:]))
+    return keras.tree.map_structure(
+        lambda value: join_samples(value, step.samples_before, step.global_samples), outputs
+    )
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
@@ -154,6 +140,29 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     # TensorFlow takes one tensor that all replicas pass, as in eager code, for a single value.
     part = tf.identity(to_carrier(value))
     return from_carrier(context.all_gather(part, axis=0), value.dtype)
+
+
+def join_samples(
+    value: Any, first: Any, samples: Any, concatenate: Callable[[tf.Tensor], tf.Tensor] = _all_gather
+) -> Any:
+    """Return a dense, ragged or sparse tensor with all `samples`, of which those of this replica begin at `first`.
+
+    `concatenate(part)` joins a dense tensor of these replicas along its first axis; by default that of all replicas.
+    """
+    if isinstance(value, tf.RaggedTensor):
+        lengths = [concatenate(part) for part in value.nested_row_lengths()]
+        return tf.RaggedTensor.from_nested_row_lengths(
+            concatenate(value.flat_values), lengths, validate=False
+        )
+    if isinstance(value, tf.SparseTensor):
+        moved = tf.concat([value.indices[:, :1] + tf.cast(first, tf.int64), value.indices[:, 1:]], 1)
+        sizes = tf.reduce_max(concatenate(value.dense_shape[None]), 0)
+        shape = tf.concat([tf.cast([samples], tf.int64), sizes[1:]], 0)
+        return tf.SparseTensor(concatenate(moved), concatenate(value.values), shape)
+    value = tf.convert_to_tensor(value)
+    if value.shape.rank == 0:
+        return value
+    return tf.ensure_shape(concatenate(value), tf.TensorShape([None]).concatenate(value.shape[1:]))
 
 
 def _gather_strings(value: tf.Tensor) -> tf.Tensor:

@@ -21,8 +21,8 @@ from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..compat.upstream_places import control_status_ctx
 from ..compat.wrong_use import WrongUse
 from ..distribute.arguments import show
-from ..distribute.gathering import gather_for_step
-from ..distribute.mesh import mesh_of, this_replica
+from ..distribute.gathering import gather_for_step, join_samples
+from ..distribute.mesh import combine_in_groups, mesh_of, this_replica
 from ..distribute.parameter_servers.updates import on_parameter_servers
 from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
 from ..distribute.step_context import (
@@ -45,7 +45,6 @@ from .partition.steps.whole_step import WholeStep
 from .run.build import trace_to_build
 from .step.collected_writes import CollectedWrites
 from .step.first_call import run_outside
-from .step.replica_slices import gather_samples_of_model
 from .step.train_step import Tracing, replica_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -209,9 +208,7 @@ def _for_arguments(
                 size = part.global_samples
                 part.samples, part.first_sample = (size, 0) if part.replica_id == 0 else (0, size)
             else:
-                own = [
-                    _with_a_sample(tensor, part.samples) for tensor in gather_samples_of_model(strategy, own)
-                ]
+                own = [_with_a_sample(tensor, part.samples) for tensor in _join_of_model(strategy, own, part)]
             return own, part
 
         checks = [check for each in given for check in step.check_samples(each)]
@@ -261,6 +258,22 @@ def _with_a_sample(tensor: Any, samples: Any) -> Any:
         return tf.SparseTensor(tensor.indices, tensor.values, shape)
     nothing = tf.zeros(tf.concat([[more], tf.shape(tensor)[1:]], 0), tensor.dtype)
     return tf.ensure_shape(tf.concat([tensor, nothing], 0), [None, *tensor.shape[1:]])
+
+
+def _join_of_model(strategy: tf.distribute.Strategy, tensors: list[Any], part: ReplicaSamples) -> list[Any]:
+    """Join the samples of all replicas with parts of this one's model, each of which computes all of them."""
+    axes = [axis for axis, size in enumerate(mesh_of(strategy).shape) if axis and size > 1]
+
+    def concatenate(tensor: tf.Tensor) -> tf.Tensor:
+        for axis in reversed(axes):
+            (tensor,) = combine_in_groups([tensor], [axis], [0], equal=False)
+        return tensor
+
+    return (
+        [join_samples(each, part.returned[0], part.samples, concatenate) for each in tensors]
+        if axes
+        else tensors
+    )
 
 
 def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) -> ReplicaSamples:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ...compat.wrong_use import WrongUse
 from ...distribute.gathering import gather_for_step
-from ...distribute.mesh import combine_in_groups, mesh_of
+from ...distribute.mesh import mesh_of
 from ...distribute.replicas import local_replica_index
 from ...distribute.step_context import ReplicaSamples, StepContext, step_scope
 from ...distribute.workers.agreement import first_local_replica, place_among_workers
@@ -122,27 +122,3 @@ class ReplicaSlices:
         parts = sorted({*parts})
         bounds = replica_bounds(self._worker_samples[me], len(parts), parts.index(mesh.place(replica)[0]))
         return (*bounds, tf.reduce_sum(self._worker_samples[:me]))
-
-
-def gather_samples_of_model(strategy: tf.distribute.Strategy, tensors: list[Any]) -> list[Any]:
-    """Gather the samples of all replicas with parts of this one's model, each of which computes all of them."""
-    axes = [axis for axis, size in enumerate(mesh_of(strategy).shape) if axis and size > 1]
-    given = [tensor for tensor in tensors if tensor.shape.rank != 0] if axes else []
-    if any(isinstance(tensor, tf.SparseTensor) for tensor in given):
-        raise WrongUse(
-            "`replica_step` takes no sparse tensor where weights are divided over a mesh: pass `tf.sparse.to_dense(x)`."
-        )
-    parts = [
-        [t.flat_values, *t.nested_row_lengths()] if isinstance(t, tf.RaggedTensor) else [t] for t in given
-    ]
-    gathered = [part for each in parts for part in each]
-    for axis in reversed(axes):
-        count = len(gathered)
-        gathered = combine_in_groups(gathered, [axis] * count, [0] * count, equal=False)
-    rest = iter(gathered)
-    found = [[next(rest) for _ in each] for each in parts]
-    whole = iter(
-        tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False) if lengths else values
-        for values, *lengths in found
-    )
-    return [next(whole) if axes and tensor.shape.rank != 0 else tensor for tensor in tensors]

@@ -1,5 +1,6 @@
 """Models with ragged and sparse inputs on several replicas: each computes its own samples, as on one device."""
 
+import itertools
 import warnings
 
 import helpers
@@ -276,10 +277,18 @@ def mesh_of_four():
     )
 
 
-def test_sparse_arguments_on_a_mesh_are_an_error_that_says_what_to_do():
-    strategy = mesh_of_four()
-    with pytest.raises(ValueError, match=r"takes no sparse tensor.*tf\.sparse\.to_dense"):
-        tf.function(lambda: strategy.run(unisono.replica_step(tf.sparse.reduce_sum), (SPARSE,)))()
+def test_replicas_of_a_mesh_join_sparse_arguments():
+    strategy, bounds = mesh_of_four(), [0, 2, 3, 7, SAMPLES]
+    parts = [tf.sparse.slice(SPARSE, [a, 0], [b - a, 5]) for a, b in itertools.pairwise(bounds)]
+
+    @tf.function
+    def run():
+        x = strategy.experimental_distribute_values_from_function(lambda r: parts[r.replica_id_in_sync_group])
+        return strategy.experimental_local_results(
+            strategy.run(unisono.replica_step(lambda x: tf.sparse.to_dense(x) * 2), (x,))
+        )
+
+    helpers.assert_close(np.concatenate(run()), 2 * tf.sparse.to_dense(SPARSE), helpers.FLOAT64)
 
 
 STEPS = {
