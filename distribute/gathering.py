@@ -125,9 +125,8 @@ def gather_outputs(outputs: Any, step: StepContext) -> Any:
 
     Scalars, which are equal on all replicas, stay unchanged. Context: replica, with several workers.
     """
-    return keras.tree.map_structure(
-        lambda value: join_samples(value, step.samples_before, step.global_samples), outputs
-    )
+    join = functools.partial(join_samples, first=step.samples_before, samples=step.global_samples)
+    return keras.tree.map_structure(join, outputs)
 
 
 def _all_gather(value: tf.Tensor) -> tf.Tensor:
@@ -142,18 +141,15 @@ def _all_gather(value: tf.Tensor) -> tf.Tensor:
     return from_carrier(context.all_gather(part, axis=0), value.dtype)
 
 
-def join_samples(
-    value: Any, first: Any, samples: Any, concatenate: Callable[[tf.Tensor], tf.Tensor] = _all_gather
-) -> Any:
+def join_samples(value: Any, first: Any, samples: Any, concatenate: Callable[..., Any] = _all_gather) -> Any:
     """Return a dense, ragged or sparse tensor with all `samples`, of which those of this replica begin at `first`.
 
     `concatenate(part)` joins a dense tensor of these replicas along its first axis; by default that of all replicas.
     """
     if isinstance(value, tf.RaggedTensor):
         lengths = [concatenate(part) for part in value.nested_row_lengths()]
-        return tf.RaggedTensor.from_nested_row_lengths(
-            concatenate(value.flat_values), lengths, validate=False
-        )
+        values = concatenate(value.flat_values)
+        return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
     if isinstance(value, tf.SparseTensor):
         moved = tf.concat([value.indices[:, :1] + tf.cast(first, tf.int64), value.indices[:, 1:]], 1)
         sizes = tf.reduce_max(concatenate(value.dense_shape[None]), 0)

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from .builder import Builder
-from .composite_inputs import RaggedInput, SparseInput
+from .composite_arrays import RaggedArray, SparseArray
 from .labels import (
     MEAN_OF_STATISTICS,
     REPLICATED,
@@ -33,8 +33,8 @@ def partition_graph(
     gradients: Sequence[Sequence[Labels | None]] = (),
     is_local: Callable[[tf.Operation], bool] = lambda op: False,
     mesh: Sequence[MeshAxis] = (BATCH,),
-    arrays: Sequence[RaggedInput | SparseInput] = (),
-    results: Sequence[RaggedInput] = (),
+    arrays: Sequence[RaggedArray | SparseArray] = (),
+    results: Sequence[RaggedArray] = (),
 ) -> Program:
     """Partition a traced step, or raise `NotPartitioned`.
 
@@ -47,7 +47,7 @@ def partition_graph(
     several inputs, and `results` those that have several outputs: their parts stay, or are gathered together.
     """
     leaves = [n for n in read_inputs(graph, batch) if graph.inputs[n].shape.rank]
-    named = dict.fromkeys([*leaves, *(number for array in arrays for number in array.inputs)])
+    named = dict.fromkeys([*leaves, *(number for array in arrays for number in array.tensors)])
     names = {n: [Samples(), *(Length() for _ in graph.inputs[n].shape[1:])] for n in named}
     for array in arrays:
         array.count(names)
@@ -97,8 +97,8 @@ def _one_pass(
     outputs: Sequence[Label | Labels],
     contents: Callable[[Any], Labels | None],
     names: Mapping[int, Sequence[Samples]],
-    arrays: Sequence[RaggedInput | SparseInput],
-    results: Sequence[RaggedInput],
+    arrays: Sequence[RaggedArray | SparseArray],
+    results: Sequence[RaggedArray],
 ) -> Program:
     for number, tensor in enumerate(graph.inputs):
         shape = shape_of(tensor.shape)
@@ -110,9 +110,9 @@ def _one_pass(
         builder.add(Value(tensor.dtype, shape, with_label(builder.replicated_labels, 0, lead)))
     program = builder.program
     for array in arrays:
-        array.describe(*(program.values[number] for number in array.inputs))
+        array.describe(*(program.values[number] for number in array.tensors))
     program.inputs = list(range(batch))
-    program.places = [array.inputs[0] for array in arrays if isinstance(array, SparseInput)]
+    program.places = [array.tensors[0] for array in arrays if isinstance(array, SparseArray)]
     for number, (outer, _) in enumerate(graph.captures, start=len(graph.inputs) - len(graph.captures)):
         held = contents(outer) if outer.dtype == tf.resource else None
         program.values[number].labels = held or builder.replicated_labels
@@ -125,7 +125,7 @@ def _one_pass(
     labels = [program.values[number].label for number in found]
     for array in results:
         lead = None if array.is_divided(labels) else REPLICATED
-        for number in array.inputs:
+        for number in array.tensors:
             wanted[number] = (lead, *builder.replicated_labels[1:])
     program.outputs = [builder.convert(number, wants, None) for number, wants in zip(found, wanted)]
     program.drop_unread()

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...compat.keras_private.layers import layers_of
+from ...compat.keras_private.layers import computes_again, layers_of
 from ...compat.keras_private.training import loss_tracker
 from ...compat.keras_private.variables import bytes_of
 from ...compat.upstream_places import pythonify_logs
@@ -156,19 +156,21 @@ def with_advice(model: TrainedModel, samples: int | None) -> Iterator[None]:
         each = -(-(samples or 1) // mesh_of(model.distribute_strategy).shape[0])
         state = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
         weights, own = in_words(bytes_of(*model.variables)), in_words(bytes_of(*state))
+        where = " (of all stages)" if model._pipeline else ""
         error.add_note(
-            f"Memory of a replica with {each} samples: weights {weights}, optimizer state {own}; gradients and activations "
-            f"take more. Less memory: {'; '.join(_list_options(model))}. See docs/guides/memory.md."
+            f"Memory of a replica with {each} samples{where}: weights {weights}, optimizer state {own}; gradients and "
+            f"activations take more. Less memory: {'; '.join(_list_options(model))}. See docs/guides/memory.md."
         )
         raise
 
 
 def _list_options(model: TrainedModel) -> Iterator[str]:
     """Yield what needs less memory than the model's setup, beginning with the smallest changes."""
-    strategy = model.distribute_strategy
+    strategy, pipeline, layers = model.distribute_strategy, model._pipeline, layers_of(model)
     mesh, level = mesh_of(strategy), level_of(strategy)
     yield "a smaller batch, also with `gradient_accumulation_steps`"
-    yield "layers in a `keras.RematScope`"
+    if not (pipeline.rematerialize if pipeline else any(map(computes_again, layers))):
+        yield "`Pipeline(rematerialize=True)`" if pipeline else "layers in a `keras.RematScope`"
     if mesh.divides_weights:
         yield f"layouts that divide more weights, or more devices along {mesh.names[1]!r}"
     if isinstance(strategy, SHARDABLE) and strategy.num_replicas_in_sync > 1 and level != LEVELS[-1]:
@@ -176,6 +178,7 @@ def _list_options(model: TrainedModel) -> Iterator[str]:
             yield "`unisono.distribute.sharded(strategy)`"
         if not mesh.divides_weights:
             yield f'`unisono.distribute.sharded(strategy, level="{LEVELS[-1]}")`'
-    if all(layer.compute_dtype not in ("float16", "bfloat16") for layer in layers_of(model)):
+    if all(layer.compute_dtype not in ("float16", "bfloat16") for layer in layers):
         yield "a half-precision policy"
-    yield "a `unisono.distribute.Pipeline` over more devices"
+    if not mesh.divides_weights:
+        yield "a `unisono.distribute.Pipeline` over more devices"

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..composite_inputs import RaggedInput, SparseInput
+from ..composite_arrays import RaggedArray, SparseArray
 
 
 def tensors_of(structure: Any) -> list[Any]:
@@ -25,14 +25,14 @@ def with_tensors(spec: Any, tensors: Iterable[Any]) -> Any:
     return tf.nest.map_structure(assemble, spec)
 
 
-def find_composite(spec: Any) -> list[RaggedInput | SparseInput]:
+def find_composite(spec: Any) -> list[RaggedArray | SparseArray]:
     """Return the arrays that have several tensors, by their numbers."""
-    found, number = list[RaggedInput | SparseInput](), 0
+    found, number = list[RaggedArray | SparseArray](), 0
     for leaf in tf.nest.flatten(spec):
         if isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank:
-            found.append(RaggedInput(tuple(range(number, number + 1 + leaf.ragged_rank))))
+            found.append(RaggedArray(tuple(range(number, number + 1 + leaf.ragged_rank))))
         elif isinstance(leaf, tf.SparseTensorSpec):
-            found.append(SparseInput((number, number + 1, number + 2), tuple(leaf.shape[1:])))
+            found.append(SparseArray((number, number + 1, number + 2), tuple(leaf.shape[1:])))
         number += len(tensors_of(leaf))
     return found
 

@@ -144,19 +144,3 @@ def hand_over(variables: Iterable[Any]) -> None:
         )
     for copy, value in zip(copies, of_first_replica([tf.identity(copy) for copy in copies])):
         copy.assign(value)
-
-
-def numbers_in(results: Any) -> list[Any]:
-    """Return the tensors among the results of a step, also ragged ones; None and text are passed through unchanged."""
-    found = [leaf for leaf in tf.nest.flatten(results) if _is_number(leaf)]
-    return [leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf) for leaf in found]
-
-
-def with_numbers(results: Any, numbers: Sequence[Any]) -> Any:
-    """Return the results of a step with other tensors."""
-    rest = iter(numbers)
-    return tf.nest.map_structure(lambda leaf: next(rest) if _is_number(leaf) else leaf, results)
-
-
-def _is_number(leaf: Any) -> bool:
-    return leaf is not None and not isinstance(leaf, str | bytes)

@@ -23,9 +23,9 @@ from ....optimizers.update_rules.parts import aggregates_itself, gradient_layout
 from ...inputs.batch import all_leaves, sample_count
 from ...inputs.input_checks import check_combined_samples, check_combined_values
 from ...step.collected_writes import CollectedWrites
-from ..composite_inputs import RaggedInput, SparseInput
+from ..composite_arrays import RaggedArray, SparseArray
 from ..conversions import Replica
-from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels, is_sharded
+from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels
 from ..memory import save_memory
 from ..needed_operations import APPLY
 from ..operation_labels import calls_python
@@ -35,7 +35,8 @@ from ..program import BATCH, Copy, MeshAxis, NotPartitioned, Program, find_recei
 from ..rebuild import rebuild_step
 from .batch_tensors import describe_unsupported, find_composite, find_depths, tensors_of, with_tensors
 from .explain import StepExplanation, explain_program
-from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout, numbers_in, with_numbers
+from .results import numbers_in, own_results
+from .step import OptimizerCall, Step, assign, hand_over, labels_of_layout
 from .step_collectives import run_with_collectives
 from .trace_errors import user_errors
 
@@ -58,7 +59,7 @@ class TracedStep:
             if (reason := describe_unsupported(path, leaf)) is not None:
                 raise NotPartitioned(reason)
         leaves, arrays = tensors_of(spec), find_composite(spec)
-        fixed = {array.inputs[-1] for array in arrays if isinstance(array, SparseInput)}
+        fixed = {array.tensors[-1] for array in arrays if isinstance(array, SparseArray)}
         specs = [
             each
             if number in fixed or not each.shape.rank
@@ -114,7 +115,7 @@ class TracedStep:
                 raise NotPartitioned("one of its logs is a ragged tensor")
             numbers = numbers_in(result)  # can be variables that the step has assigned
         arrays = find_composite([*map(tf.type_spec_from_value, numbers)])
-        self._ragged = [array for array in arrays if isinstance(array, RaggedInput)]
+        self._ragged = [array for array in arrays if isinstance(array, RaggedArray)]
         self._result = result
         self._variables = [variable for variable, _ in writes.items()]
         return [*tensors_of(numbers), *(value for _, value in writes.items())]
@@ -206,13 +207,7 @@ class TracedStep:
         outputs = run_with_collectives(run)
         hand_over(self._written)
         self._note_writes(outputs[self._results :])
-        parts, first, found = iter(zip(outputs, self._labels)), not any(place[1:]), list[Any]()
-        for leaf in numbers_in(self._result):
-            (tensor, label), *offsets = (next(parts) for _ in tensors_of(leaf))
-            if offsets:
-                tensor = tf.RaggedTensor.from_nested_row_splits(tensor, [each for each, _ in offsets], False)
-            found.append(self._exit(tensor, label, step, first))
-        return with_numbers(self._result, found)
+        return own_results(self._result, outputs, self._labels, self._step.exits, not any(place[1:]))
 
     @property
     def _labels(self) -> list[Label]:
@@ -222,22 +217,6 @@ class TracedStep:
     def sums(self) -> list[bool]:
         """Return, for each result, whether it is a partial sum."""
         return [label == PARTIAL_SUM for label in self._labels]
-
-    def _exit(self, tensor: Any, label: Label, step: StepContext, first: bool) -> Any:
-        """Return an output without the borrowed sample of a replica that has no samples.
-
-        Of the replicas with the same samples the `first` one returns it.
-        """
-        if self._step.exits == LOGS or label == PARTIAL_SUM or tensor.shape.rank == 0:
-            return tensor
-        if is_sharded(label) and step.returned is not None:
-            start, count = step.returned
-            return tensor[start : start + count]
-        if not first:
-            return tensor[:0]
-        if is_sharded(label):
-            return tensor if step.alive is True else tensor[: tf.where(step.alive, sample_count(tensor), 0)]
-        return tensor[: tf.where(step.holds_first_sample, sample_count(tensor), 0)]
 
     def _apply(self, number: int, tensors: list[tf.Tensor]) -> None:
         call, rest, gradients = self._calls[number], iter(tensors), list[Any]()

@@ -26,7 +26,8 @@ from ....optimizers.stages.user_code import apply_of
 from ...inputs.batch import slice_samples
 from ..labels import SAMPLES, SHARES
 from .batch_tensors import tensors_of, with_tensors
-from .step import OptimizerCall, Step, assign, hand_over, numbers_in, with_numbers
+from .results import numbers_in, with_numbers
+from .step import OptimizerCall, Step, assign, hand_over
 
 
 class WholeStep:

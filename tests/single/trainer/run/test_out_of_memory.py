@@ -73,7 +73,16 @@ def test_what_is_done_already_is_not_advised():
     assert "sharded(strategy)" not in note and 'level="weights"' in note
     assert f"optimizer state {4 * 2 * 212 // 2} bytes" in note or "optimizer state 8" in note, "a half of it"
     keras.config.set_dtype_policy("mixed_bfloat16")
-    assert "half-precision" not in note_of(tf.distribute.get_strategy())
+    with keras.RematScope("full"):
+        note = note_of(tf.distribute.get_strategy())
+    assert "half-precision" not in note and "RematScope" not in note
+
+
+def test_pipeline_tells_what_all_stages_take():
+    pipeline = unisono.distribute.Pipeline(["CPU:0", "CPU:1"], micro_batches=2)
+    note = note_of(pipeline)
+    assert "32 samples (of all stages): weights 8" in note and "Pipeline(rematerialize=True)" in note
+    assert "RematScope" not in note and "sharded(" not in note
 
 
 def test_note_on_a_mesh_has_the_bytes_of_parts():
@@ -84,6 +93,7 @@ def test_note_on_a_mesh_has_the_bytes_of_parts():
     note = note_of(unisono.distribute.sharded(unisono.distribute.strategy_of(distribution)))
     # Half of both kernels (192 values) and both biases (20), and a quarter of the kernels' and half of the biases' state.
     state = 4 * 2 * (192 // 4 + 20 // 2)
+    assert "Pipeline" not in note  # which has no mesh within its stages
     assert "16 samples: weights 464 bytes" in note and "more devices along 'model'" in note
     assert "sharded(" not in note
     assert f"optimizer state {state}" in note or f"optimizer state {state + 12}" in note

@@ -11,14 +11,14 @@ from .sizes.size_arrays import as_sizes
 
 
 @dataclasses.dataclass(frozen=True)
-class RaggedInput:
-    """A ragged array: the numbers of its tensors, which are values, and offsets of each ragged dimension, outer first."""
+class RaggedArray:
+    """A ragged array: the numbers of its `tensors`, which are values, and offsets of each ragged dimension, outer first."""
 
-    inputs: tuple[int, ...]
+    tensors: tuple[int, ...]
 
     def count(self, names: dict[int, list[Samples]]) -> None:
         """Name the number of entries of each input; of offsets, of what has them."""
-        values, first, *others = self.inputs
+        values, first, *others = self.tensors
         count = names[first][0]
         for number in (*others, values):
             count = Entries(count)
@@ -35,7 +35,7 @@ class RaggedInput:
 
     def is_divided(self, labels: Sequence[Label]) -> bool:
         """Return whether results with these labels are the parts of an array by its samples."""
-        values, *offsets = (labels[number] for number in self.inputs)
+        values, *offsets = (labels[number] for number in self.tensors)
         owner = None
         for each in offsets:
             if not is_offsets(each) or each.chosen.of != owner:
@@ -45,18 +45,18 @@ class RaggedInput:
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseInput:
-    """A sparse array: the numbers of its `inputs`, which are places, values and its shape.
+class SparseArray:
+    """A sparse array: the numbers of its `tensors`, which are places, values and its shape.
 
     Places begin with the number of a sample. `sample_shape` is that of one, as far as it is known.
     """
 
-    inputs: tuple[int, int, int]
+    tensors: tuple[int, int, int]
     sample_shape: tuple[int | None, ...]
 
     def count(self, names: dict[int, list[Samples]]) -> None:
         """Name the number of entries, which places and values have alike."""
-        *entries, shape = self.inputs
+        *entries, shape = self.tensors
         count = Entries(names[shape][0])
         names |= {number: [count, *names[number][1:]] for number in entries}
 
