@@ -236,17 +236,21 @@ def _draw_classes(x: Any) -> Any:
     return _preserved(x, tf.random.categorical(logits, 4), 0, 4, repeats=True)
 
 
+def _without_nan(x: Any) -> Any:
+    """The numbers that have an order."""
+    return tf.where(tf.math.is_nan(x), tf.zeros_like(x), x)
+
+
 @_declare("RandomShuffle", of=["samples", "positions", "words"])
 def _shuffle(x: Any, of: str) -> Any:
     if of == "positions":
         places = tf.random.shuffle(tf.range(tf.shape(x)[0]))
         return tf.sort(places), tf.reduce_sum(tf.gather(x, places), 0)
     if of == "words":
-        return tf.sort(
-            tf.cast(tf.strings.to_number(tf.random.shuffle(tf.as_string(tf.reshape(x, [-1])))), x.dtype)
-        )
+        words = tf.random.shuffle(tf.as_string(tf.reshape(x, [-1])))
+        return tf.sort(_without_nan(tf.cast(tf.strings.to_number(words), x.dtype)))
     shuffled = tf.random.shuffle(x)
-    return tf.reduce_sum(shuffled, 0), tf.sort(shuffled, 0)
+    return tf.reduce_sum(shuffled, 0), tf.sort(_without_nan(shuffled), 0)
 
 
 # Sizes and constants

@@ -175,7 +175,7 @@ def _of_open_sizes(parts: Parts, batches: Any, whole: Any, numbers: Sequence[int
         for size, batch in batches.items():
             for samples in splits(size, replicas):
                 given = (tf.constant(samples), *map(tf.constant, batch))
-                found = _compared(run, given, whole[size], samples)
+                found = _compared(run, given, whole[size], samples, parts)
                 if found is not None:
                     return found
     return None
@@ -185,7 +185,7 @@ def _of_known_size(parts: Parts, batches: Any, whole: Any, quick: bool) -> Outco
     size = max(batches)
     parts.batch = [np.asarray(each) for each in batches[size]]
     for samples in [(size // 2, 0, size - size // 2), (size - 1, 1)][: 1 if quick else 2]:
-        found = _compared(parts.on_replicas, (samples,), whole[size], samples)
+        found = _compared(parts.on_replicas, (samples,), whole[size], samples, parts)
         if found is not None:
             return dataclasses.replace(found, details=f"with known sizes: {found.details}")
     return None
@@ -202,7 +202,9 @@ def splits(size: int, replicas: int) -> Iterator[tuple[int, ...]]:
     yield from dict.fromkeys(found)
 
 
-def _compared(run: Any, arguments: Sequence[Any], whole: Any, samples: tuple[int, ...]) -> Outcome | None:
+def _compared(
+    run: Any, arguments: Sequence[Any], whole: Any, samples: tuple[int, ...], parts: Parts
+) -> Outcome | None:
     try:
         copies = run(*arguments)
     except Exception as error:
@@ -211,11 +213,19 @@ def _compared(run: Any, arguments: Sequence[Any], whole: Any, samples: tuple[int
         found = list(map(_array, given))
         for each in found:
             reason = difference(each, expected, narrowest)
-            if reason is None and not _equal_bits(each, found[0]):
+            same = _equal_bits if _has_one_order(parts.graph) else lambda *pair: difference(*pair) is None
+            if reason is None and not same(each, found[0]):
                 reason = f"replicas differ: {_shown(each)} and {_shown(found[0])}"
             if reason is not None:
                 return Outcome("wrong", f"output {number}: {reason}", samples)
     return None
+
+
+def _has_one_order(graph: Any) -> bool:
+    """Whether replicas round alike: `AddN` begins with one of three that nobody else still reads."""
+    found = graph.as_graph_def()
+    parts = [found.node, *(function.node_def for function in found.library.function)]
+    return not any(node.op == "AddN" and node.attr["N"].i > 2 for part in parts for node in part)
 
 
 def difference(found: np.ndarray, expected: np.ndarray, narrowest: int = 8) -> str | None:

@@ -96,7 +96,11 @@ class Case(_Short):
 
         In a context the gradients with respect to the array of samples have that of every number.
         """
-        names = [each.dtype for each in self.arguments() if self.context or each.source in ("sum", "mean")]
+        declared = any(
+            step.operation.startswith("declared.") for step in self.steps
+        )  # they sum samples inside
+        alone = not (self.context or declared)
+        names = [e.dtype for e in self.arguments() if not alone or e.source in ("sum", "mean")]
         if self.context:
             made = [value for step in self.steps for _, value in step.attributes]
             names += [value for value in made if isinstance(value, str) and value in FLOATS]

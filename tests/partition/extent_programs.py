@@ -143,6 +143,8 @@ EXTENTS = {  # tensors with such extents
     "unsorted segment prod": lambda x, y: tf.math.unsorted_segment_prod(x, y, 5),
     "split in two of 2n": lambda x: tf.split(tf.concat([x, 2 * x], 0), 2),
     "split by sizes": lambda x: tf.split(x, [count(x) // 2, count(x) - count(x) // 2]),
+    "split of 3n by sizes": lambda x: tf.split(tf.concat([x, 2 * x, x * x], 0), [2 * count(x), count(x)]),
+    "split of n and the rest": lambda x: tf.split(tf.transpose(tf.concat([x, x * x], 0)), [count(x), -1], 1),
     "split of 1 and the rest": lambda x: tf.split(x, [1, -1]),
     "split of features": lambda x: tf.split(x, [1, 3], 1),
     "average pooling along the batch": lambda x: tf.nn.avg_pool1d(x[None], 2, 2, "SAME"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from mesh_in_parts import MeshParts
 from partition_programs import PROGRAMS, SINGLE
 
@@ -33,3 +34,15 @@ def test_program_of_a_batch_in_parts_along_two_axes_matches_one_device(name, num
     samples = [tuple(len(batch[0]) * n // 7 for n in parts) for parts in UNEVEN]
     parts = MeshParts(with_parts, batch, [(neutral, axis)])
     parts.check(samples, tolerance=1e-5 if name in SINGLE else 1e-12)
+
+
+def test_split_in_whole_blocks_keeps_the_parts_of_each():
+    random = np.random.default_rng()
+
+    def fn(x, weight):
+        columns = tf.concat([x @ weight, tf.square(x @ weight)], 1)
+        return tf.split(columns, [6, -1], 1)
+
+    parts = MeshParts(fn, [random.normal(size=(7, 3))], [(random.normal(size=(3, 6)), 1)])
+    parts.check(UNEVEN, tolerance=1e-12)
+    assert not parts.gathers

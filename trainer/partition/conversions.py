@@ -97,7 +97,7 @@ def times_share(tensor: tf.Tensor, replica: Replica) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, real) * share, tensor.dtype)
 
 
-def _times_ratio(number: Any, over: Any, under: Any) -> Any:
+def times_ratio(number: Any, over: Any, under: Any) -> Any:
     """Return `number * over / under`, exactly, in int64."""
     if isinstance(over, int) and isinstance(under, int):
         static = tf.get_static_value(number)
@@ -115,7 +115,7 @@ def _scale_element(tensor: tf.Tensor, element: int, over: Any, under: Any) -> tf
     plain = tf.get_static_value(tensor) if tensor.shape.rank else None
     if plain is not None:
         return scale_numbers(plain, tensor.dtype, element, over, under)
-    scaled = _times_ratio(tensor, over, under)
+    scaled = times_ratio(tensor, over, under)
     if tensor.shape.rank:
         with tf.device("CPU:0"):
             parts = tensor[:element], scaled[element : element + 1], tensor[element + 1 :]
@@ -130,7 +130,7 @@ def scale_numbers(numbers: Sequence[int], dtype: tf.DType, element: int, over: A
         found[element] = found[element] * over // under
         return tf.constant(found, dtype)
     with tf.device("CPU:0"):
-        found[element] = _times_ratio(tf.constant(found[element], dtype), over, under)
+        found[element] = times_ratio(tf.constant(found[element], dtype), over, under)
         return size_on_host(tf.stack(found))
 
 
@@ -152,8 +152,8 @@ def _slice(tensor: tf.Tensor, want: Label, replica: Replica) -> tf.Tensor:
         shape = tf.shape(piece)
         extent = piece.shape[want.axis]
         size = tf.constant(extent, tf.int32) if extent is not None else shape[want.axis]
-        first = _times_ratio(size, start, replica.global_samples)
-        count = _times_ratio(size, replica.held, replica.global_samples)
+        first = times_ratio(size, start, replica.global_samples)
+        count = times_ratio(size, replica.held, replica.global_samples)
         if extent == 1 or extent is None:  # broadcast axes are not sliced
             first, count = tf.where(size == 1, 0, first), tf.where(size == 1, 1, count)
         entries = [slice(None)] * want.axis + [slice(first, first + count)]

@@ -201,9 +201,16 @@ add_elementwise("""
     Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter BesselI0e BesselI1e StringLower StringStrip
     StringLength AsString StringToNumber StringToHashBucketFast RegexReplace StaticRegexReplace StringJoin Bucketize
 """)
-add_elementwise("ReluGrad Relu6Grad", linear=PRODUCT, fixed=(1,), scales=is_any)
-add_elementwise(
-    "EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad", linear=PRODUCT, fixed=(1,), scales=is_factor
-)
-add_elementwise("TanhGrad SigmoidGrad", linear=PRODUCT, fixed=(0,), scales=is_factor)
-add_elementwise("SqrtGrad RsqrtGrad ReciprocalGrad InvGrad", linear=PRODUCT, fixed=(0,))
+
+
+def _terms_of_gradient(call: Call) -> Terms:
+    """Return the terms of the gradient of a function of each element: nothing is broadcast, and not all kernels check it."""
+    return Terms([call.names()] * 2, [call.names()])
+
+
+_GRADIENT: Any = {"terms": _terms_of_gradient, "shape": _find_common_shape, "linear": PRODUCT}
+add_rows("ReluGrad Relu6Grad", fixed=(1,), scales=is_any, **_GRADIENT)
+_SMOOTH = "EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad"
+add_rows(_SMOOTH, fixed=(1,), scales=is_factor, **_GRADIENT)
+add_rows("TanhGrad SigmoidGrad", fixed=(0,), scales=is_factor, **_GRADIENT)
+add_rows("SqrtGrad RsqrtGrad ReciprocalGrad InvGrad", fixed=(0,), **_GRADIENT)

@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from ..conversions import times_ratio
 from ..labels import REPLICATED, Joined, Ragged, is_sharded, label_sharded
 from ..sizes.positions import put_in_column
 from ..sizes.size import Extent, quotient
 from ..sizes.size_arrays import as_sizes
-from .call import Call, Ruling, View, name_axes
+from .call import Call, ReplicaCall, Ruling, View, name_axes
 from .number_rules import move_elements, numbers_of
 from .row import add_rows
 from .terms import SUM, Terms
@@ -102,8 +103,22 @@ def _find_split(call: Call) -> Terms:
     return Terms([*[None] * data, names], outputs, new=dict(zip(parts, sizes)), cuts=cuts)
 
 
+def _label_split(view: View) -> Ruling | None:
+    """Gather samples that data has chosen, whose number no replica knows."""
+    data, (axis,) = view.labels[0], view.axes(2)
+    return view.gather() if is_sharded(data) and data.axis == axis and data.chosen else None
+
+
+def _copy_split(call: ReplicaCall, given: list[Any]) -> list[Any]:
+    """Return the parts of this replica's samples: the sizes of parts are those of the batch."""
+    for label, place in zip(call.values[0].labels, call.places):
+        if is_sharded(label) and label.axis == call.axes(2)[0]:  # -1 stays -1
+            given = [given[0], times_ratio(given[1], place.held, place.global_samples), given[2]]
+    return call.make(given)
+
+
 add_rows("Split", moves=1, terms=_find_split, numbers=move_elements(1, 2))
-add_rows("SplitV", moves=0, terms=_find_split, numbers=move_elements())
+add_rows("SplitV", moves=0, terms=_find_split, label=_label_split, copy=_copy_split, numbers=move_elements())
 
 
 def _stitch_numbers(call: Call, number: int) -> np.ndarray:
