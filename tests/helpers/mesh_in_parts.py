@@ -16,7 +16,7 @@ from unisono.compat.tensorflow_graphs.one_device import find_distributed_variabl
 from unisono.compat.tensorflow_private.valueless_variables import read_unrecorded, variable_without_value
 from unisono.distribute.mesh import Layout, Mesh
 from unisono.trainer.partition.conversions import Replica
-from unisono.trainer.partition.labels import REPLICATED, is_sharded, is_stored, label_sharded, label_stored
+from unisono.trainer.partition.labels import REPLICATED, label_sharded, label_stored
 from unisono.trainer.partition.memory import save_memory
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import BATCH, Convert, MeshAxis
@@ -103,7 +103,7 @@ class MeshParts(Parts):
         nodes = (n for n in self.program.nodes if isinstance(n, Convert) and self.program.communicates(n))
         labels = [self.program.labels_around(node)[0] for node in nodes if node.axis == axis]
         return collections.Counter(
-            "gather" if is_sharded(each) or is_stored(each) else each.kind for each in labels
+            "gather" if each.is_sharded or each.is_stored else each.kind for each in labels
         )
 
 

@@ -16,7 +16,7 @@ from unisono.distribute.step_context import ReplicaSamples, StepContext, step_sc
 from unisono.trainer.inputs.batch import open_spec, sample_count, slice_samples
 from unisono.trainer.partition.conversions import Replica
 from unisono.trainer.partition.exchange import Request
-from unisono.trainer.partition.labels import REPLICATED, counts_values, is_sharded
+from unisono.trainer.partition.labels import REPLICATED
 from unisono.trainer.partition.partition_graph import partition_graph
 from unisono.trainer.partition.program import NotPartitioned
 from unisono.trainer.partition.rebuild import rebuild_step
@@ -149,7 +149,7 @@ class Parts:
         found = [0, 0, 0, 0]
         for node in filter(self.program.communicates, self.program.nodes):
             label = self.program.values[node.source].label
-            sharded = is_sharded(label) or counts_values(label)
+            sharded = label.is_sharded or label.counts_values
             found[2 * (node.cause is None) + (not sharded)] += 1
         return tuple(found)
 
@@ -157,9 +157,7 @@ class Parts:
     def gathers(self):
         """The names of the operations for which tensors are gathered."""
         nodes = filter(self.program.communicates, self.program.nodes)
-        sharded = [
-            n for n in nodes if n.cause is not None and is_sharded(self.program.values[n.source].label)
-        ]
+        sharded = [n for n in nodes if n.cause is not None and self.program.values[n.source].label.is_sharded]
         return [node.cause.name for node in sharded]
 
 

@@ -33,7 +33,6 @@ from unisono.trainer.partition.labels import (  # noqa: E402
     PARTIAL_MIN,
     PARTIAL_SUM,
     REPLICATED,
-    is_sharded,
 )
 from unisono.trainer.partition.operations import ROWS  # noqa: E402
 from unisono.trainer.partition.sizes.size import Samples, Size  # noqa: E402
@@ -64,7 +63,7 @@ def _wanted(change):
 
 def _other_axis(view, label):
     rank = len(view.out_shape())
-    return label._replace(axis=(label.axis + 1) % rank) if is_sharded(label) and rank > 1 else label
+    return label._replace(axis=(label.axis + 1) % rank) if label.is_sharded and rank > 1 else label
 
 
 def _same_everywhere(view, label):
@@ -88,7 +87,7 @@ MUTATIONS = {
     "made along another axis": _made(_other_axis),
     "made in other blocks": _made(
         lambda view, label: (
-            label._replace(blocks=2 if label.blocks == 1 else 1) if is_sharded(label) else label
+            label._replace(blocks=2 if label.blocks == 1 else 1) if label.is_sharded else label
         )
     ),
     "made of all samples": _made(lambda view, label: label._replace(chosen=None) if label.chosen else label),

@@ -10,8 +10,6 @@ from helpers import FLOAT64, assert_close, mirrored, scope
 from partition.guide_steps import IMAGES, STEPS, TOKENS, Normalized, RaggedText, T
 from traced_steps import record_traced_steps
 
-from unisono.trainer.partition.labels import is_sharded
-
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -32,7 +30,7 @@ def _batches(kind, data):
 
 def _communicated(program):
     """The number of gathered and of reduced tensors."""
-    sharded = [is_sharded(program.values[n.source].label) for n in program.nodes if program.communicates(n)]
+    sharded = [program.values[n.source].label.is_sharded for n in program.nodes if program.communicates(n)]
     return sum(sharded), len(sharded) - sum(sharded)
 
 

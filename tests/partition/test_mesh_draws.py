@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from mesh_in_parts import MeshParts
 
-from unisono.trainer.partition.labels import is_sharded
 from unisono.trainer.partition.program import Copy
 
 R = np.random.default_rng(0)
@@ -81,4 +80,4 @@ def test_backward_pass_of_dropout_reads_a_part_of_the_mask():
     values, nodes = parts.program.values, [n for n in parts.program.nodes if isinstance(n, Copy)]
     chosen = [node for node in nodes if node.op.type == "SelectV2"]
     assert len(chosen) >= 2
-    assert all(is_sharded(values[node.inputs[0]].labels[1]) for node in chosen)
+    assert all(values[node.inputs[0]].labels[1].is_sharded for node in chosen)

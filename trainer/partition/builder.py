@@ -12,16 +12,7 @@ from ...compat.tensorflow_graphs.made_operations import stands_for
 from ...compat.tensorflow_graphs.named_calls import CALLS, kind_of
 from ...compat.tensorflow_graphs.one_device import find_called_graph, graph_of, inner_graph
 from . import control_flow
-from .labels import (
-    PARTIAL_SUM,
-    REPLICATED,
-    STATISTIC,
-    Label,
-    are_together,
-    is_not_gathered,
-    is_sharded,
-    is_stored,
-)
+from .labels import PARTIAL_SUM, REPLICATED, STATISTIC, Label, are_together
 from .needed_operations import APPLY, find_needed_operations
 from .operation_labels import describe_effects, find_labels, has_effects, settle_label
 from .operations import Call, Ruling, View, ask, find_values, row_of
@@ -128,13 +119,13 @@ class Builder(Values):
             or (want is not None and want.kind in ("replicated", "sizes"))
             for number, want in zip(inputs, rulings[0][0])
         )
-        if free and len(made) == 1 and is_sharded(of_batch[0]) and not op.op_def.is_stateful:
+        if free and len(made) == 1 and of_batch[0].is_sharded and not op.op_def.is_stateful:
             along_others = [self.convert(n, [None, *want[1:]], op) for n, want in zip(inputs, wants)]
             self.again[outputs[0]] = dataclasses.replace(copy, inputs=along_others)
             values[outputs[0]].free = True
         elif row.keeps_stored and of_batch == [PARTIAL_SUM]:  # reads of a variable are summed together
             self.again[outputs[0]] = copy
-        self.again.update({n: copy for n, label in zip(outputs, of_batch) if is_not_gathered(label)})
+        self.again.update({n: copy for n, label in zip(outputs, of_batch) if label.is_not_gathered})
         return outputs
 
     def _note_bounds(self, op: tf.Operation, inputs: Sequence[int]) -> None:
@@ -159,7 +150,7 @@ class Builder(Values):
             view = View(op, given, shapes, value_of, mesh, axis)
             wants, made = self._find_ruling(view, outputs)
             labels = [value.labels[axis] if want is None else want for value, want in zip(given, wants)]
-            own = {(n, label.axis) for n, label in enumerate([*labels, *made]) if is_sharded(label)}
+            own = {(n, label.axis) for n, label in enumerate([*labels, *made]) if label.is_sharded}
             found.append((wants, made) if divided.isdisjoint(own) else view.gather())
             divided |= own if divided.isdisjoint(own) else set()
         return found
@@ -167,7 +158,7 @@ class Builder(Values):
     def _find_ruling(self, view: View, outputs: list[int]) -> Ruling:
         """Return the labels that an operation needs and makes along the view's axis of the mesh."""
         op, axis = view.op, view.number
-        if view.labels and is_stored(view.labels[0]) and axis == 0 and not row_of(op).reads:
+        if view.labels and view.labels[0].is_stored and axis == 0 and not row_of(op).reads:
             return [None], [view.labels[0]]
         # Bodies of branches and loops are the same for all parts of a model.
         replicated = self.replicated or op.name in self.whole_ops or (self.inside and axis > 0)

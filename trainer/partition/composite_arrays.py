@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from .labels import Label, Ragged, is_offsets, label_offsets, label_sharded, sizes, with_label
+from .labels import Label, Ragged, label_offsets, label_sharded, sizes, with_label
 from .program import Value
 from .sizes.positions import IN_COLUMN
 from .sizes.size import Entries, Extent, Samples
@@ -38,7 +38,7 @@ class RaggedArray:
         values, *offsets = (labels[number] for number in self.tensors)
         owner = None
         for each in offsets:
-            if not is_offsets(each) or each.chosen.of != owner:
+            if not each.is_offsets or each.chosen.of != owner:
                 return False
             owner = each.chosen.values
         return values == label_sharded(0, chosen=owner)

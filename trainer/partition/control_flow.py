@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...compat.tensorflow_graphs.named_calls import CALLS
 from ...compat.tensorflow_graphs.one_device import inner_graph, subgraphs
-from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, is_not_gathered, is_sharded, needs_collective
+from .labels import EMPTY, PARTIAL_SUM, REPLICATED, Label, needs_collective
 from .operations import row_of
 from .program import BATCH, LOOPS, Copy, NeedsCollective, NotPartitioned, Program, Value, has_parts
 from .sizes.size_arrays import merge_shapes
@@ -49,7 +49,7 @@ def add_with_bodies(outer: Values, op: tf.Operation, inputs: list[int], body: Bo
 def _add(
     outer: Values, op: tf.Operation, inputs: list[int], values: list[Value], bodies: dict[str, Program]
 ) -> list[int]:
-    if any(is_not_gathered(value.label) for value in values):
+    if any(value.label.is_not_gathered for value in values):
         raise NeedsCollective(op.name)
     outputs = [outer.add(value) for value in values]
     labels = [value.labels for value in values]
@@ -148,6 +148,6 @@ def _merge_labels(before: Label, after: Label, value: Value) -> Label:
     pair = {before, after} - {REPLICATED}
     if len(pair) == 1 and value.dtype != tf.variant:
         (other,) = pair
-        if other == PARTIAL_SUM or (is_sharded(other) and not other.chosen):
+        if other == PARTIAL_SUM or (other.is_sharded and not other.chosen):
             return other
     raise NeedsCollective("a loop or a branch")

@@ -19,8 +19,6 @@ from .labels import (
     REPLICATED,
     STATISTIC,
     Label,
-    is_sharded,
-    is_stored,
 )
 
 
@@ -52,18 +50,18 @@ def convert_locally(tensor: tf.Tensor, have: Label, want: Label, replica: Replic
         return tensor
     if have == PARTIAL_MEAN:
         return times_share(tensor, replica)
-    if have.kind == "sizes" and want == REPLICATED:
+    if have.is_sizes and want == REPLICATED:
         return _scale_element(tensor, have.axis, replica.global_samples, replica.held)
     if want == PARTIAL_SUM:
         return where(replica.alive if have == STATISTIC else replica.holds_first_sample, tensor)
     if want == OWN:
         return _own_key(tensor, replica)
-    if is_sharded(want) and have == REPLICATED:
+    if want.is_sharded and have == REPLICATED:
         return _slice(tensor, want, replica)
-    if is_stored(want):
+    if want.is_stored:
         rows = to_rows(tensor, want.axis, replica.num_replicas)
         return part_of(rows[replica.replica_id], tensor.shape, want, replica)
-    if want.kind == "sizes":
+    if want.is_sizes:
         return _local_sizes(tensor, want, replica)
     raise AssertionError(f"{have} -> {want}")
 

@@ -9,18 +9,7 @@ import tensorflow as tf
 
 from ...distribute.mesh import from_rows, to_rows
 from .conversions import Replica, blocks_of, join, part_of, times_share, where
-from .labels import (
-    MEAN_OF_STATISTICS,
-    PARTIAL_MAX,
-    PARTIAL_MIN,
-    STATISTIC,
-    Label,
-    is_count,
-    is_offsets,
-    is_sharded,
-    is_stored,
-    label_sharded,
-)
+from .labels import MEAN_OF_STATISTICS, PARTIAL_MAX, PARTIAL_MIN, STATISTIC, Label, label_sharded
 
 
 class Request(NamedTuple):
@@ -62,29 +51,29 @@ def _plan(
     def restore(found: tf.Tensor) -> tf.Tensor:
         return found > 0 if tensor.dtype == tf.bool else tf.cast(found, tensor.dtype)
 
-    if is_stored(have):
+    if have.is_stored:
         request = ask(tf.reshape(tensor, [-1]), 0, parts=True)
         return [request], lambda row: from_rows(row, have.axis, replica.num_replicas, shape)
-    if is_stored(want):
+    if want.is_stored:
         request = ask(to_rows(_summand(tensor), want.axis, replica.num_replicas), parts=True)
         return [request], lambda row: part_of(restore(row), tensor.shape, want, replica)
-    if is_sharded(have):
+    if have.is_sharded:
         requests = [ask(piece, have.axis) for piece in _pieces(tensor, have, replica)]
         return requests, lambda *pieces: join([*pieces], have.axis)
-    if is_offsets(have):
+    if have.is_offsets:
         (lengths,) = _pieces(tensor[1:] - tensor[:-1], label_sharded(0, chosen=have.chosen.of), replica)
         return [ask(lengths, 0)], lambda found: tf.pad(tf.cumsum(found), [[1, 0]])
-    if is_count(have):
+    if have.is_count:
         return [ask(_summand(where(replica.alive, tensor - 1)))], lambda found: restore(found) + 1
     if have in (PARTIAL_MAX, PARTIAL_MIN):
         reduce = tf.reduce_max if have == PARTIAL_MAX else tf.reduce_min
         request = ask(_extreme(tensor, have, replica)[None], 0)
         return [request], lambda found: restore(tf.ensure_shape(reduce(found, 0), tensor.shape))
     summand = times_share(tensor, replica) if want == MEAN_OF_STATISTICS else tensor
-    if have == STATISTIC or have.kind == "sizes":
+    if have == STATISTIC or have.is_sizes:
         summand = where(replica.alive, summand)
     request = ask(_summand(summand))
-    if have.kind == "sizes" and tensor.shape.rank:
+    if have.is_sizes and tensor.shape.rank:
         return [request], lambda size: tf.where(tf.range(tf.size(tensor)) == have.axis, restore(size), tensor)
     return [request], restore
 

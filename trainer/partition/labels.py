@@ -40,6 +40,51 @@ class Label(NamedTuple):
     blocks: int = 1
     chosen: Any = None
 
+    @property
+    def is_count(self) -> bool:
+        """Whether it is COUNT."""
+        return self.kind == "count"
+
+    @property
+    def is_offsets(self) -> bool:
+        """Whether it is OFFSETS."""
+        return self.kind == "offsets"
+
+    @property
+    def is_places(self) -> bool:
+        """Whether it is PLACES."""
+        return self.kind == "places"
+
+    @property
+    def counts_values(self) -> bool:
+        """Whether numbers count from the first ragged value of their replica."""
+        return self.kind in ("offsets", "places")
+
+    @property
+    def is_not_gathered(self) -> bool:
+        """Whether the parts of replicas do not say what the whole is: it is computed from whole inputs."""
+        return self.is_places or isinstance(self.chosen, Joined)
+
+    @property
+    def is_sizes(self) -> bool:
+        """Whether it is SIZES."""
+        return self.kind == "sizes"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is STORED."""
+        return self.kind == "stored"
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it is SHARDED."""
+        return self.kind == "sharded"
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is a partial sum, maximum or minimum."""
+        return self.kind.startswith("partial")
+
     def __str__(self) -> str:
         text = self.kind
         if self.kind in ("sharded", "stored", "sizes") and self.axis != FLAT:
@@ -123,39 +168,9 @@ def label_count(offsets: Label) -> Label:
     return Label("count", chosen=offsets.chosen)
 
 
-def is_count(label: Label) -> bool:
-    """Return whether a label is COUNT."""
-    return label.kind == "count"
-
-
-def is_offsets(label: Label) -> bool:
-    """Return whether a label is OFFSETS."""
-    return label.kind == "offsets"
-
-
-def is_places(label: Label) -> bool:
-    """Return whether a label is PLACES."""
-    return label.kind == "places"
-
-
-def counts_values(label: Label) -> bool:
-    """Return whether numbers count from the first ragged value of their replica."""
-    return label.kind in ("offsets", "places")
-
-
-def is_not_gathered(label: Label) -> bool:
-    """Return whether the parts of replicas do not say what the whole is: it is computed from whole inputs."""
-    return is_places(label) or isinstance(label.chosen, Joined)
-
-
 def label_stored(axis: int) -> Label:
     """Return the label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
     return Label("stored", axis)
-
-
-def is_stored(label: Label) -> bool:
-    """Return whether a label is STORED."""
-    return label.kind == "stored"
 
 
 def with_label(labels: Labels, axis: int, label: Label) -> Labels:
@@ -163,31 +178,21 @@ def with_label(labels: Labels, axis: int, label: Label) -> Labels:
     return *labels[:axis], label, *labels[axis + 1 :]
 
 
-def is_sharded(label: Label) -> bool:
-    """Return whether a label is SHARDED."""
-    return label.kind == "sharded"
-
-
-def is_partial(label: Label) -> bool:
-    """Return whether a label is a partial sum, maximum or minimum."""
-    return label.kind.startswith("partial")
-
-
 def are_together(one: Label, other: Label) -> bool:
     """Return whether two tensors are SHARDED along the same axis, with the same samples in the same order."""
-    return is_sharded(one) and one == other
+    return one.is_sharded and one == other
 
 
 def needs_collective(have: Label, want: Label) -> bool:
     """Return whether a conversion between two labels needs communication."""
-    if is_partial(have):
+    if have.is_partial:
         return want != have
     if have == STATISTIC:
         return want != PARTIAL_SUM
-    if is_stored(have) or counts_values(have) or is_count(have):
+    if have.is_stored or have.counts_values or have.is_count:
         return want != have
-    if have.kind == "sizes":
-        return have.chosen is not None and want.kind != "sizes"
-    if is_sharded(have):
+    if have.is_sizes:
+        return have.chosen is not None and not want.is_sizes
+    if have.is_sharded:
         return not are_together(have, want)
     return False

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...compat.tensorflow_graphs.edges import holds_numbers
 from ...compat.tensorflow_graphs.gradients import is_of_a_gradient
 from ...distribute.sharding.collectives import pack_neighbours
-from .labels import PARTIAL_SUM, REPLICATED, is_stored
+from .labels import PARTIAL_SUM, REPLICATED
 from .program import Apply, Convert, Copy, Node, Program
 
 _WHOLE = 2
@@ -35,14 +35,14 @@ def save_memory(program: Program, calls: Sequence[Collection[str]], most: int) -
 
 
 def _is_gather(program: Program, node: Node) -> bool:
-    return isinstance(node, Convert) and not node.axis and is_stored(program.values[node.source].labels[0])
+    return isinstance(node, Convert) and not node.axis and program.values[node.source].labels[0].is_stored
 
 
 def _is_scatter(program: Program, node: Node) -> bool:
     if not isinstance(node, Convert) or node.axis:
         return False
     have, want = program.labels_around(node)
-    return have == PARTIAL_SUM and is_stored(want)
+    return have == PARTIAL_SUM and want.is_stored
 
 
 def _reads_numbers(node: Node) -> bool:

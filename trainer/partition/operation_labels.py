@@ -5,19 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...compat.tensorflow_graphs.one_device import line_of_user
-from .labels import (
-    EMPTY,
-    OWN,
-    PARTIAL_MEAN,
-    PARTIAL_SUM,
-    REPLICATED,
-    STATISTIC,
-    Label,
-    is_count,
-    is_partial,
-    is_sharded,
-    needs_collective,
-)
+from .labels import EMPTY, OWN, PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, STATISTIC, Label, needs_collective
 from .operations import NO_ROW, ROWS, Ruling, View, row_of
 from .program import Copy, NotPartitioned, Program
 
@@ -46,13 +34,13 @@ def describe_effects(op: tf.Operation, place: str = "") -> str:
 
 def describe_need(have: Label, cause: tf.Operation | None) -> str:
     """Return why an operation, or a result of the step, needs more than a replica's part of a tensor with this label."""
-    if is_partial(have) and have != PARTIAL_SUM:
+    if have.is_partial and have != PARTIAL_SUM:
         return "an extreme over all samples is needed"
-    if have.kind == "sizes" or is_count(have):
+    if have.is_sizes or have.is_count:
         return "the number of chosen samples is needed"
     if have == STATISTIC:
         return "batch statistics are averaged"
-    if not is_sharded(have):
+    if not have.is_sharded:
         return "a sum over all samples is needed before the step goes on" if cause is not None else ""
     return "a result has a value for each sample" if cause is None else row_of(cause).reason
 
@@ -105,7 +93,7 @@ def find_shared_draw(program: Program) -> tf.Operation | None:
     """Return a draw in a body whose numbers are the same on every replica because of its seed."""
     for node in program.nodes:
         if isinstance(node, Copy):
-            if row_of(node.op).draws and not any(map(is_sharded, node.made[0])):
+            if row_of(node.op).draws and not any(label.is_sharded for label in node.made[0]):
                 return node.op
             inner = filter(None, map(find_shared_draw, node.bodies.values()))
             if found := next(inner, None):
@@ -119,13 +107,13 @@ def _label_locally(view: View) -> Ruling:
     view.labels = [REPLICATED if label == STATISTIC else label for label in given]
     wants, made = row_of(view.op).find_ruling(view)
     for number, (label, want) in enumerate(zip(given, wants)):
-        if label == STATISTIC or (is_partial(label) and want is not None):
+        if label == STATISTIC or (label.is_partial and want is not None):
             wants[number] = None
-        elif is_sharded(label) and want is not None and needs_collective(label, want):
+        elif label.is_sharded and want is not None and needs_collective(label, want):
             raise NotPartitioned(f"{view.op.name} mixes samples of a replica in a way that no rule covers")
     computed = STATISTIC in given
     return wants, [
-        STATISTIC if not is_sharded(label) and (computed or label != REPLICATED) else label for label in made
+        STATISTIC if not label.is_sharded and (computed or label != REPLICATED) else label for label in made
     ]
 
 
@@ -133,4 +121,4 @@ def settle_label(label: Label) -> Label:
     """Return the label of an output after the local factor that makes it a value of the global batch."""
     if label in (PARTIAL_MEAN, OWN):
         return PARTIAL_SUM
-    return REPLICATED if label.kind == "sizes" and label.chosen is None else label
+    return REPLICATED if label.is_sizes and label.chosen is None else label

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .labels import REPLICATED, Label, Labels, is_sharded, needs_collective
+from .labels import REPLICATED, Label, Labels, needs_collective
 from .sizes.bounds import ANY, Interval
 from .sizes.positions import Progression
 from .sizes.size import Extent, Shape, is_divided
@@ -218,7 +218,7 @@ class Program:
         value = self.values[number]
         shape = None if value.shape is None else [*value.shape]
         for label, axis in zip(value.labels[1:], self.mesh[1:]):
-            extent = shape[label.axis] if shape is not None and is_sharded(label) else None
+            extent = shape[label.axis] if shape is not None and label.is_sharded else None
             if shape is not None and isinstance(extent, int):
                 shape[label.axis] = extent // (axis.parts or 1)
         return shape
@@ -228,7 +228,7 @@ class Program:
         if not isinstance(node, Copy) or node.op.op_def.is_stateful:
             return None
         values = [self.values[number] for number in node.outputs]
-        found = [None if any(map(is_sharded, v.labels)) else plain(v.constant) for v in values]
+        found = [None if any(label.is_sharded for label in v.labels) else plain(v.constant) for v in values]
         return None if any(value is None for value in found) else found  # type: ignore[return-value]
 
     def drop_unread(self) -> None:
@@ -293,6 +293,6 @@ def find_received(program: Program) -> set[int]:
 
 def has_parts(label: Label, value: Value, mesh: MeshAxis) -> bool:
     """Return whether a value can have this label along an axis of the mesh, which must certainly divide its sharded axis."""
-    if not is_sharded(label) or label.chosen or value.dtype == tf.variant:
+    if not label.is_sharded or label.chosen or value.dtype == tf.variant:
         return True
     return value.shape is not None and mesh.divides(value.shape[label.axis], label.blocks)

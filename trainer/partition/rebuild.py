@@ -12,7 +12,7 @@ from ...compat.tensorflow_graphs.graphs import graph_function
 from ...compat.tensorflow_graphs.one_device import copy_into_graph, new_function, on_replica, subgraphs
 from .conversions import Replica, convert_locally, count_in_batch, scale_numbers, where
 from .exchange import Exchange, exchange
-from .labels import PARTIAL_SUM, REPLICATED, is_sharded, is_stored
+from .labels import PARTIAL_SUM, REPLICATED
 from .operation_labels import find_shared_draw
 from .operations import ReplicaCall, row_of
 from .program import BRANCHES, LOOPS, Apply, Convert, Copy, Extents, MeshAxis, Node, Program, Value
@@ -117,7 +117,7 @@ class _Copier:
         elif isinstance(node, Apply):
             alive = self._replica.alive
             given = [(self.values[each], labels[each]) for each in node.inputs]
-            masked = [where(alive, t) if is_sharded(v.label) and v.dtype.is_floating else t for t, v in given]
+            masked = [where(alive, t) if v.label.is_sharded and v.dtype.is_floating else t for t, v in given]
             self._apply(node.number, masked)
         else:  # a tape in a custom optimizer distinguishes equal constants: only the step's own are shared
             with reuse_equal_operations(self._shared):
@@ -209,7 +209,7 @@ class _Copier:
         functions = {name: self._function(name, body, given, node) for name, body in node.bodies.items()}
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         controls += self._find_awaited(node)
-        seed = self._replica.replica_id if any(is_sharded(labels[0]) for labels in node.made) else 0
+        seed = self._replica.replica_id if any(labels[0].is_sharded for labels in node.made) else 0
         of_samples = (
             any(values[n].label.kind in ("sharded", "sizes") for n in node.inputs) and not node.bodies
         )
@@ -224,7 +224,7 @@ class _Copier:
         copies = rule(ReplicaCall(node.op, known, node.made, self._places, make), given)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label
-            if not is_stored(label):
+            if not label.is_stored:
                 _set_shape(tensor, traced, values[number], self._program.mesh)
             for have, want, place in zip(made, values[number].labels, self._places):
                 tensor = convert_locally(tensor, have, want, place)
@@ -268,7 +268,7 @@ def _set_shape(tensor: tf.Tensor, traced: tf.Tensor, value: Value, mesh: Sequenc
         for n, extent in zip(value.shape or shape, shape)
     ]
     for label, axis in zip(value.labels, mesh):
-        if is_sharded(label):
+        if label.is_sharded:
             whole = shape[label.axis]
             shape[label.axis] = None if axis.parts is None or whole is None else whole // axis.parts
     _refine_shape(tensor, shape)

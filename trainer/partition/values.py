@@ -17,10 +17,6 @@ from .labels import (
     STATISTIC,
     Label,
     Labels,
-    is_not_gathered,
-    is_partial,
-    is_sharded,
-    is_stored,
     needs_collective,
     sizes,
     with_label,
@@ -93,19 +89,19 @@ class Values:
         for axis, want in enumerate(wants):
             value = self.program.values[number]
             have, want = value.labels[axis], _resolve_request(value, axis, want)
-            if want is not None and is_sharded(have) and needs_collective(have, want) and len(wants) > 1:
+            if want is not None and have.is_sharded and needs_collective(have, want) and len(wants) > 1:
                 number = self._convert_along(axis, number, REPLICATED, cause)
         have = self.program.values[number].labels
         # What is cut along the model is smaller along the batch. Flat parts are those of what the others leave.
-        cuts = [bool(want and is_sharded(want)) and label == REPLICATED for want, label in zip(wants, have)]
-        order = [2 if want and is_stored(want) else 1 for want in wants[:1]] + [not cut for cut in cuts[1:]]
+        cuts = [bool(want and want.is_sharded) and label == REPLICATED for want, label in zip(wants, have)]
+        order = [2 if want and want.is_stored else 1 for want in wants[:1]] + [not cut for cut in cuts[1:]]
         for axis in sorted(range(len(wants)), key=order.__getitem__):
             number = self._convert_along(axis, number, wants[axis], cause)
         return number
 
     def gather(self, number: int, op: tf.Operation) -> int:
         """Return an input's number, gathered if replicas keep parts of it; a cast or a copy makes parts of parts."""
-        if row_of(op).keeps_stored or not is_stored(self.label(number)):
+        if row_of(op).keeps_stored or not self.label(number).is_stored:
             return number
         return self._convert_along(0, number, REPLICATED, op)
 
@@ -120,7 +116,7 @@ class Values:
         row = row_of(cause)
         adds = row.adds_up or (row.scalar_scales and scalars >= len(cause.inputs) - 1)
         for axis in range(1, len(self.program.mesh)):
-            if is_partial(self.program.values[number].labels[axis]):
+            if self.program.values[number].labels[axis].is_partial:
                 known = self.made.get((number, axis, REPLICATED), number)
                 number = known if adds else self._convert_along(axis, number, REPLICATED, cause)
         return number
@@ -135,26 +131,26 @@ class Values:
         if (number, axis, want) in self.made:
             return self.made[number, axis, want]
         of_all = number in self.again and axis == 0 and want == REPLICATED
-        if of_all and (value.free or cause is not None or is_not_gathered(have)):
+        if of_all and (value.free or cause is not None or have.is_not_gathered):
             copy = self.again[number]  # of replicated inputs alone
             return self._repeat(copy, number, 0, REPLICATED, [REPLICATED] * len(copy.inputs))
-        if axis and is_sharded(want) and (part := self._make_part(number, axis, want)) is not None:
+        if axis and want.is_sharded and (part := self._make_part(number, axis, want)) is not None:
             return part
-        communicates, summed = needs_collective(have, want), is_stored(want) and have == STATISTIC
-        scattered = is_stored(want) and have == PARTIAL_SUM
+        communicates, summed = needs_collective(have, want), want.is_stored and have == STATISTIC
+        scattered = want.is_stored and have == PARTIAL_SUM
         if summed or (communicates and not scattered and want not in (REPLICATED, MEAN_OF_STATISTICS)):
             between = self._convert_along(axis, number, PARTIAL_SUM if summed else REPLICATED, cause)
             return self._convert_along(axis, between, want, cause)
         if communicates and self.inside:
             raise NeedsCollective(f"{cause.type} {cause.name}" if cause is not None else "an output")
-        if is_not_gathered(have) and communicates:
+        if have.is_not_gathered and communicates:
             raise NotPartitioned(f"no replica can find the whole of a tensor with {have}")
         if value.dtype == tf.variant:
             reason = "makes a list of tensors that would have to be gathered"
             raise NeedsWhole(self.producers.get(number, ""), reason)
         one_size = want == sizes(want.axis) and self.program.one_size and not axis
         numbers = of_one_sample(value.constant, want.axis) if one_size else None
-        if want.kind == "sizes" and want.chosen and not axis:
+        if want.is_sizes and want.chosen and not axis:
             numbers = of_open_extent(value.constant, want.axis)
         key = (number, axis, want) if numbers is None else (value.dtype, numbers, want)
         if key in self.made:
@@ -195,11 +191,11 @@ class Values:
         value = values[number]
         if copy is None or value.labels[axis] != REPLICATED or want.blocks > 1 or value.shape is None:
             return None
-        if any(is_sharded(each) and each.axis == want.axis for each in value.labels):
+        if any(each.is_sharded and each.axis == want.axis for each in value.labels):
             return None
         call = Call(copy.op, [values[each] for each in copy.inputs])
         wants = ask(row_of(copy.op).part, call, value, want, self.program.mesh[axis])
-        parts = [(each, own) for each, own in zip(copy.inputs, wants or ()) if own and is_sharded(own)]
+        parts = [(each, own) for each, own in zip(copy.inputs, wants or ()) if own and own.is_sharded]
         can = all(self._find_wants_of_part(self.makers.get(each), each, axis, own) for each, own in parts)
         return wants if can else None
 
@@ -221,7 +217,7 @@ def _resolve_request(value: Value, axis: int, want: Label | None) -> Label | Non
     if want == LOGS:
         return PARTIAL_SUM if have == PARTIAL_SUM and value.dtype != tf.bool else REPLICATED
     if want in (SAMPLES, SHARES):
-        as_it_is = is_sharded(have) and have.axis == 0 and have.blocks == 1 and not is_not_gathered(have)
+        as_it_is = have.is_sharded and have.axis == 0 and have.blocks == 1 and not have.is_not_gathered
         adds = value.dtype not in (tf.bool, tf.string)
         return None if as_it_is else PARTIAL_SUM if want == SHARES and adds else REPLICATED
     return want

@@ -12,7 +12,6 @@ import unisono
 from unisono import optimizers
 from unisono.distribute import sharded
 from unisono.distribute.sharding.sharded_value import ShardedWeight
-from unisono.trainer.partition.labels import is_stored
 from unisono.trainer.partition.program import Convert
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -166,7 +165,7 @@ def test_no_weight_stays_whole_from_the_forward_to_the_backward_pass():
     whole = {}
     for at, node in enumerate(nodes):
         for number in {*node.inputs} & {
-            each.target for each in gathers if is_stored(parts.program.labels_around(each)[0])
+            each.target for each in gathers if parts.program.labels_around(each)[0].is_stored
         }:
             whole.setdefault(number, []).append(at)
     assert len(whole) == 7

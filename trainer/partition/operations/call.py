@@ -13,7 +13,7 @@ from ....compat.tensorflow_graphs.graphs import scratch_graph
 from ....compat.tensorflow_graphs.named_calls import kind_of
 from ....compat.tensorflow_graphs.one_device import copy_into_graph
 from ..conversions import Replica
-from ..labels import REPLICATED, Label, Labels, are_together, is_sharded, label_sharded
+from ..labels import REPLICATED, Label, Labels, are_together, label_sharded
 from ..program import BATCH, MeshAxis, Value
 from ..sizes.size import Extent, Shape, is_open
 from ..sizes.size_arrays import Unknown, extents_of, plain, shape_of
@@ -163,7 +163,7 @@ class View(Call):
     def samples(self, number: int = 0) -> Label:
         """Return the label of an input that is SHARDED."""
         label = self.labels[number]
-        if not is_sharded(label):
+        if not label.is_sharded:
             raise Unknown
         return label
 

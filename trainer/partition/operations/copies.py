@@ -5,16 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import (
-    PARTIAL_SUM,
-    REPLICATED,
-    counts_values,
-    is_count,
-    is_not_gathered,
-    is_partial,
-    is_places,
-    is_sharded,
-)
+from ..labels import PARTIAL_SUM, REPLICATED
 from ..sizes.bounds import ANY, Interval, bound_by, is_finite
 from ..sizes.positions import keep_progression
 from ..sizes.size import equal, if_known
@@ -35,10 +26,10 @@ def label_copy(view: View) -> Ruling | None:
     """Return the label of a copy: parts of a sum, sizes and positions stay what they are."""
     label = view.labels[0]
     passes = (
-        is_partial(label)
-        or label.kind == "sizes"
-        or counts_values(label)
-        or is_count(label)
+        label.is_partial
+        or label.is_sizes
+        or label.counts_values
+        or label.is_count
         or view.values[0].dtype == tf.variant
     )
     return ([None], [label]) if len(view.labels) == 1 and passes else None
@@ -53,7 +44,7 @@ add_elementwise("PreventGradient Snapshot", **_SAME)
 
 
 def _label_copies(view: View) -> Ruling:
-    whole = [is_not_gathered(label) for label in view.labels]
+    whole = [label.is_not_gathered for label in view.labels]
     wants = [REPLICATED if each else None for each in whole]
     return wants, [REPLICATED if each else label for each, label in zip(whole, view.labels)]
 
@@ -76,9 +67,9 @@ def _label_cast(view: View) -> Ruling | None:
         exact = source.is_floating and target.is_floating and target.size >= source.size
     if label == PARTIAL_SUM:
         return ([None], [label]) if exact else view.gather()
-    if counts_values(label) or is_count(label):
+    if label.counts_values or label.is_count:
         return ([None], [label]) if target in (tf.int32, tf.int64) else view.gather()
-    if label.kind != "sizes":
+    if not label.is_sizes:
         return None
     # The sum of what was rounded is not the rounded sum.
     return view.gather() if target == tf.bool or target.size < 4 else ([None], [label])
@@ -111,7 +102,7 @@ add_elementwise("Cast", **_CAST, linear=SUM, keeps_stored=True, part=part_by_ter
 
 def _label_ensure_shape(view: View) -> Ruling:
     label = view.labels[0]
-    fixes = is_sharded(label) and tf.TensorShape(view.attr("shape"))[label.axis] is not None
+    fixes = label.is_sharded and tf.TensorShape(view.attr("shape"))[label.axis] is not None
     return view.gather() if fixes else ([None], [label])
 
 
@@ -121,8 +112,8 @@ _LIKE: Any = {"shape": keep_shape(), "of_sizes": True}
 
 def _label_like(view: View) -> Ruling:
     (label,) = view.labels
-    label = entries_of(label) if is_places(label) else label
-    return view.gather() if counts_values(label) else ([None], [label if is_sharded(label) else REPLICATED])
+    label = entries_of(label) if label.is_places else label
+    return view.gather() if label.counts_values else ([None], [label if label.is_sharded else REPLICATED])
 
 
 _LIKE |= {"label": _label_like}

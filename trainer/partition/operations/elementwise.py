@@ -4,13 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..labels import (
-    EMPTY,
-    PARTIAL_MAX,
-    PARTIAL_MIN,
-    counts_values,
-    is_count,
-)
+from ..labels import EMPTY, PARTIAL_MAX, PARTIAL_MIN
 from ..sizes.bounds import ANY, Interval, bound_by, combine_bounds, is_not_zero, map_bounds
 from ..sizes.positions import add_progressions, keep_if_not_negative, multiply_progression
 from ..sizes.size import at_most, divide, equal, largest, never_negative, smallest
@@ -34,7 +28,7 @@ from .value_places import label_difference, label_not_negative, label_one_of_pla
 def _label_negative(view: View) -> Ruling | None:
     label = view.labels[0]
     if label not in (PARTIAL_MAX, PARTIAL_MIN):
-        return view.gather() if counts_values(label) or is_count(label) else label_copy(view)
+        return view.gather() if label.counts_values or label.is_count else label_copy(view)
     # The least integer, of a part without samples, is its own negative.
     opposite = PARTIAL_MIN if label == PARTIAL_MAX else PARTIAL_MAX
     return view.gather() if view.values[0].dtype.is_integer else ([None], [opposite])

@@ -12,18 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..conversions import extent_of, find_in_part, find_start, where
-from ..labels import (
-    PARTIAL_MAX,
-    PARTIAL_MIN,
-    PARTIAL_SUM,
-    REPLICATED,
-    are_together,
-    is_partial,
-    is_places,
-    is_sharded,
-    label_sharded,
-    sizes,
-)
+from ..labels import PARTIAL_MAX, PARTIAL_MIN, PARTIAL_SUM, REPLICATED, are_together, label_sharded, sizes
 from ..sizes.bounds import Interval
 from ..sizes.positions import CHOSEN, are_chosen, counts_samples, keep_progression, stays_in_parts
 from ..sizes.size import per_sample
@@ -51,16 +40,16 @@ def _count_in_parts(
     """
 
     def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
-        if is_places(call.values[number].label):
+        if call.values[number].label.is_places:
             return call.make(given)
         divided = call.made[0] if data is None else call.values[data].labels
-        axis = find_axis(call) if any(map(is_sharded, divided)) else None
+        axis = find_axis(call) if any(label.is_sharded for label in divided) else None
         around = zip(divided, call.values[number].labels, call.places)
-        part = next((each for each in around if is_sharded(each[0]) and each[0].axis == axis), None)
+        part = next((each for each in around if each[0].is_sharded and each[0].axis == axis), None)
         if part is None or axis is None:
             return call.make(given)
         extent = tf.reshape(given[count], [-1])[0] if data is None else extent_of(given[data], axis)
-        inside = is_sharded(part[1])
+        inside = part[1].is_sharded
         own = find_in_part(given[number], extent, part[2], inside)
         if inside or data is None:
             return call.make([*given[:number], own, *given[number + 1 :]])
@@ -83,7 +72,7 @@ def _label_gather(view: View) -> Ruling | None:
         return found
     (axis,), rank, batch = view.axes(2), view.rank(1), view.attr("batch_dims")
     extent = view.shape()[axis]
-    if is_sharded(params) and params.axis == axis:
+    if params.is_sharded and params.axis == axis:
         if (rank, batch) == (1, 0) and counts_samples(view.values[1], extent):
             return [None, label_sharded(0), REPLICATED], [params]  # all of them, in order
         if _is_in_parts(view, batch, axis, extent):
@@ -102,7 +91,7 @@ def _is_in_parts(view: View, batch: int, axis: int, extent: Any) -> bool:
     of_all = not view.mesh.of_batch or (view.rank(1) == 0 and per_sample(extent) is not None)
     known = params == label_sharded(axis) and (batch == axis if batch else of_all)
     numbers = view.values[0].dtype.is_floating or view.values[0].dtype.is_integer
-    return known and numbers and (indices == REPLICATED or view.values[1].free or is_partial(indices))
+    return known and numbers and (indices == REPLICATED or view.values[1].free or indices.is_partial)
 
 
 def _bound_positions(call: Call) -> dict[int, Interval]:
@@ -133,7 +122,7 @@ def _label_gather_nd(view: View) -> Ruling:
         return [None, None], [label_sharded(0, chosen=indices.chosen)]
     if params == indices == label_sharded(0) and counts_samples(view.values[1], extent, column=True):
         return [None, label_sharded(0)], [label_sharded(0)]
-    if is_sharded(indices) and indices.axis < view.rank(1) - 1:
+    if indices.is_sharded and indices.axis < view.rank(1) - 1:
         return [REPLICATED, None], [indices]
     raise Unknown
 
@@ -165,7 +154,7 @@ add_rows(
 
 def _label_scatter_into(view: View) -> Ruling:
     into, indices, updates = view.labels
-    if are_together(indices, updates) and indices.axis == 0 and not is_sharded(into):
+    if are_together(indices, updates) and indices.axis == 0 and not into.is_sharded:
         return [PARTIAL_SUM, None, None], [PARTIAL_SUM]
     raise Unknown
 
@@ -195,9 +184,9 @@ def _label_segments(view: View) -> Ruling:
     if (found := label_sums_at_places(view)) is not None:
         return found
     data, ids, rank = view.samples(), view.labels[1], view.rank(1)
-    if data.axis >= rank and not is_sharded(ids) and not is_partial(ids):
+    if data.axis >= rank and not ids.is_sharded and not ids.is_partial:
         return view.keep(data._replace(axis=data.axis - rank + 1))
-    wants = view.align(data, {1: require(data.axis if data.axis < rank and not is_partial(ids) else None)})
+    wants = view.align(data, {1: require(data.axis if data.axis < rank and not ids.is_partial else None)})
     if not view.depends_on_batch():
         return [*wants[:2], REPLICATED], [_SEGMENTS[view.type]]
     extent = require(view.out_shape()[0] if rank == 1 and data.blocks == 1 else None)
@@ -223,7 +212,7 @@ def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
         return [tf.where(outside, tf.constant(np.nan, found.dtype), found)]
 
     ids = call.values[1].label
-    looked_up = is_sharded(ids) and not ids.chosen and is_sharded(call.made[0][0])
+    looked_up = ids.is_sharded and not ids.chosen and call.made[0][0].is_sharded
     return _count_segments(dataclasses.replace(call, make=make_checked) if looked_up else call, given)
 
 
@@ -271,7 +260,7 @@ def _label_where(view: View) -> Ruling:
 def _copy_where(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the positions in the batch."""
     (found,) = call.make(given)
-    divided = is_sharded(call.made[0][0])
+    divided = call.made[0][0].is_sharded
     return [found + find_start(extent_of(given[0], 0), found.dtype, call.places[0]) if divided else found]
 
 

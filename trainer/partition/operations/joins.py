@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..conversions import times_ratio
-from ..labels import REPLICATED, Joined, Ragged, is_sharded, label_sharded
+from ..labels import REPLICATED, Joined, Ragged, label_sharded
 from ..sizes.positions import put_in_column
 from ..sizes.size import Extent, quotient
 from ..sizes.size_arrays import as_sizes
@@ -52,10 +52,10 @@ def _label_joined(view: View) -> Ruling | None:
     """Gather samples that are joined with others: what is the same everywhere is not cut for it."""
     parts, (axis,) = view.labels[:-1], view.axes(len(view.labels) - 1)
     if axis == 0 and len({*parts}) > 1 and any(isinstance(label.chosen, Ragged) for label in parts):
-        fits = all(is_sharded(label) and label.axis == 0 for label in parts)
+        fits = all(label.is_sharded and label.axis == 0 for label in parts)
         joined = label_sharded(0, chosen=Joined(tuple(parts)))
         return ([None] * len(parts) + [REPLICATED], [joined]) if fits else view.gather()
-    along = any(is_sharded(label) and label.axis == axis for label in parts)
+    along = any(label.is_sharded and label.axis == axis for label in parts)
     return view.gather() if along and any(label != parts[0] for label in parts) else None
 
 
@@ -70,7 +70,7 @@ def _find_packed(call: Call) -> Terms:
 
 
 def _label_pack(view: View) -> Ruling | None:
-    leads = [label for label in view.labels if is_sharded(label)]
+    leads = [label for label in view.labels if label.is_sharded]
     chosen = any(label.chosen for label in leads) and any(label != leads[0] for label in view.labels)
     of_sizes = not leads and view.op.outputs[0].dtype.is_integer
     return view.gather() if chosen or of_sizes else None
@@ -106,13 +106,13 @@ def _find_split(call: Call) -> Terms:
 def _label_split(view: View) -> Ruling | None:
     """Gather samples that data has chosen, whose number no replica knows."""
     data, (axis,) = view.labels[0], view.axes(2)
-    return view.gather() if is_sharded(data) and data.axis == axis and data.chosen else None
+    return view.gather() if data.is_sharded and data.axis == axis and data.chosen else None
 
 
 def _copy_split(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the parts of this replica's samples: the sizes of parts are those of the batch."""
     for label, place in zip(call.values[0].labels, call.places):
-        if is_sharded(label) and label.axis == call.axes(2)[0]:  # -1 stays -1
+        if label.is_sharded and label.axis == call.axes(2)[0]:  # -1 stays -1
             given = [given[0], times_ratio(given[1], place.held, place.global_samples), given[2]]
     return call.make(given)
 

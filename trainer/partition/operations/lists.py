@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import EMPTY, REPLICATED, Label, counts_values, is_sharded, sizes
+from ..labels import EMPTY, REPLICATED, Label, sizes
 from ..sizes.size import Extent, Shape, is_open
 from ..sizes.size_arrays import Unknown, extents_of, merge_shapes, of_one_sample
 from .call import Call, Ruling, Shapes, View, Wants
@@ -35,12 +35,12 @@ def _add(types: str, inputs: str, outputs: str, **fields: Any) -> None:
             lists = [tensor.dtype == tf.variant for tensor in view.op.outputs]
             return wants, [EMPTY if is_list else REPLICATED for is_list in lists]
         element = _move(view.labels[lead], -begins[lead])
-        if is_sharded(element) and element.axis < 0:
+        if element.is_sharded and element.axis < 0:
             return view.gather()
         for number, word in enumerate(words):
             if number in begins and view.labels[number] != EMPTY:
                 wants[number] = _move(element, begins[number])
-            elif word.endswith("#") and is_sharded(element) and view.rank(number) == 1:
+            elif word.endswith("#") and element.is_sharded and view.rank(number) == 1:
                 axis = element.axis + len(word) - 1
                 known = not element.chosen and of_one_sample(view.values[number].constant, axis)
                 wants[number] = sizes(axis) if known else _open(axis)
@@ -75,11 +75,11 @@ def _merge_elements(call: Call, begins: Mapping[int, int]) -> Shape:
 
 def _move(label: Label, count: int) -> Label:
     """Return the label of elements after so many more axes."""
-    if is_sharded(label):
+    if label.is_sharded:
         return label._replace(axis=label.axis + count)
-    if counts_values(label):
+    if label.counts_values:
         raise Unknown
-    return REPLICATED if label.kind == "sizes" else label
+    return REPLICATED if label.is_sizes else label
 
 
 def _open(axis: int) -> Label:

@@ -10,18 +10,7 @@ import tensorflow as tf
 
 from ....compat.tensorflow_graphs.ragged_values import SAMPLE_NUMBERS, UNPADDED
 from ..conversions import extent_of, find_start
-from ..labels import (
-    REPLICATED,
-    Label,
-    Ragged,
-    is_offsets,
-    is_places,
-    is_sharded,
-    label_offsets,
-    label_places,
-    label_sharded,
-    sizes,
-)
+from ..labels import REPLICATED, Label, Ragged, label_offsets, label_places, label_sharded, sizes
 from ..sizes.bounds import bound_by
 from ..sizes.positions import OF_SAMPLES
 from ..sizes.size import Extent, Length, Size, count_entries
@@ -34,17 +23,17 @@ from .value_places import entries_of
 def _count_values(call: Call, number: int) -> Extent:
     """Return how many values there are, by their offsets, the input of this number."""
     label = call.values[number].label
-    return label.chosen.values.values if is_offsets(label) else None
+    return label.chosen.values.values if label.is_offsets else None
 
 
 def _values_of(offsets: Label) -> Label:
     """Return the label of the values that have these offsets."""
-    return label_sharded(0, chosen=require(offsets.chosen.values if is_offsets(offsets) else None))
+    return label_sharded(0, chosen=require(offsets.chosen.values if offsets.is_offsets else None))
 
 
 def _find_owner(offsets: Label) -> Ragged | None:
     """Return the ragged values that have these offsets; None: samples have."""
-    return offsets.chosen.of if is_offsets(offsets) else None
+    return offsets.chosen.of if offsets.is_offsets else None
 
 
 def _label_numbers(view: View) -> Ruling:
@@ -56,7 +45,7 @@ def _label_numbers(view: View) -> Ruling:
 def _copy_numbers(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the numbers of samples in the batch."""
     (found,) = call.make(given)
-    divided = is_sharded(call.made[0][0])
+    divided = call.made[0][0].is_sharded
     samples = extent_of(given[0], 0) - 1
     return [found + find_start(samples, found.dtype, call.places[0]) if divided else found]
 
@@ -117,7 +106,7 @@ def _label_padded(view: View) -> Ruling:
 def _pad_to_longest(call: Call) -> Callable[..., list[tf.Tensor]] | None:
     """Return the padding along one ragged axis after the other, the inner first, to the longest length of the batch."""
     asked, axes = _find_asked(call), len(call.values) - 3
-    if not all(is_offsets(value.label) for value in call.values[3:]) or (axes == 1 and asked[1] != -1):
+    if not all(value.label.is_offsets for value in call.values[3:]) or (axes == 1 and asked[1] != -1):
         return None
 
     def pad(shape: tf.Tensor, values: tf.Tensor, default: tf.Tensor, *offsets: tf.Tensor) -> list[tf.Tensor]:
@@ -152,7 +141,7 @@ def _label_ranges(view: View) -> Ruling:
     """Label ranges of each sample, of numbers or of positions of ragged values."""
     values = Ragged(view.out_shape(1)[0], require(view.out_shape()[0]) - 1)
     first, last, step = view.labels
-    if is_places(first) and (first, step) == (last, REPLICATED) and first.chosen.of is None:
+    if first.is_places and (first, step) == (last, REPLICATED) and first.chosen.of is None:
         return [None] * 3, [label_offsets(values), label_places(first.chosen.values, values)]
     alike = [label == REPLICATED and value.shape == [] for label, value in zip(view.labels, view.values)]
     if all(alike) or not all(same or label == label_sharded(0) for same, label in zip(alike, view.labels)):

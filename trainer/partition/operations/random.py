@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..labels import OWN, REPLICATED, is_sharded
+from ..labels import OWN, REPLICATED
 from ..program import NeedsWhole
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, View, keep_shape, shape_in
@@ -49,7 +49,7 @@ def _shares_seed(view: View) -> bool:
         drawn = view.value_of(other.outputs[0]) if other.type == view.type and other is not view.op else None
         if drawn is None or not _is_same(view.op.inputs[1], other.inputs[1]):
             continue  # it comes later, and finds this one
-        if not is_sharded(drawn.labels[view.number]):
+        if not drawn.labels[view.number].is_sharded:
             return True
         if drawn.shape != view.out_shape():
             raise NeedsWhole(other.name, "has the seed of another draw, and another size")

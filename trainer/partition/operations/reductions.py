@@ -56,7 +56,7 @@ def _label_mean(view: View) -> Ruling | None:
 
 def _label_product(view: View) -> Ruling | None:
     label = view.labels[0]  # of an extent and of sizes that are the same everywhere
-    counts = label.kind == "sizes" and label.chosen and not view.attr("keep_dims")
+    counts = label.is_sizes and label.chosen and not view.attr("keep_dims")
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 

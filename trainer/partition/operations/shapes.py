@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..conversions import find_whole
-from ..labels import PARTIAL_SUM, REPLICATED, Label, is_offsets, is_places, is_sharded, label_count, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, label_count, sizes
 from ..program import MeshAxis
 from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
@@ -23,10 +23,10 @@ from .value_places import entries_of
 def _label_sizes(view: View) -> Ruling:
     made = []
     for label in view.labels:
-        label = entries_of(label) if is_places(label) else label
-        if is_offsets(label) and label.chosen.of and view.type != "Rank":
+        label = entries_of(label) if label.is_places else label
+        if label.is_offsets and label.chosen.of and view.type != "Rank":
             made.append(label_count(label))
-        elif not is_sharded(label) or view.type == "Rank":
+        elif not label.is_sharded or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":
             made.append(PARTIAL_SUM if label.chosen else sizes(0))
@@ -45,7 +45,7 @@ def _copy_sizes(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the sizes; of offsets, which have no axis that is divided, those of one device."""
     found = [*call.make(given)]
     for number, label in enumerate(value.label for value in call.values):
-        if is_offsets(label) and not label.chosen.of:
+        if label.is_offsets and not label.chosen.of:
             found[number] = find_whole(found[number] - 1, call.places[0]) + 1
     return found
 

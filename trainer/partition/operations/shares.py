@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..labels import REPLICATED, is_sharded, label_sharded
+from ..labels import REPLICATED, label_sharded
 from ..sizes.size import is_open
 from ..sizes.size_arrays import align, broadcast_axes
 from .call import Call
@@ -19,7 +19,7 @@ Rewritten = Callable[..., list[tf.Tensor]] | None
 def divide_mean(call: Call) -> Rewritten:
     """Return a mean over data-dependent samples, as a sum and a count, because no replica knows the count."""
     value = call.values[0]
-    chosen = is_sharded(value.label) and value.label.chosen and value.dtype.is_floating
+    chosen = value.label.is_sharded and value.label.chosen and value.dtype.is_floating
     if not chosen or value.label.axis not in call.axes(1):
         return None
     reduced, dtype = sorted({*call.axes(1)}), tf.float64 if value.dtype == tf.float64 else tf.float32
@@ -56,7 +56,7 @@ def decide_gradient_axes(call: Call) -> Rewritten:
 
 def _is_divided(value: Any, axis: int) -> bool:
     """Return whether replicas have parts of an axis of a tensor, along any axis of the mesh."""
-    return any(is_sharded(label) and label.axis == axis and not label.chosen for label in value.labels)
+    return any(label.is_sharded and label.axis == axis and not label.chosen for label in value.labels)
 
 
 def _logs_of_shares(logits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -79,7 +79,7 @@ def divide_softmax(call: Call) -> Rewritten:
 def divide_sparse_entropy(call: Call) -> Rewritten:
     """Return the cross-entropy of divided classes, as reductions over the classes, and lookups of those of the labels."""
     logits, labels = call.values
-    along = [n for n, label in enumerate(logits.labels) if is_sharded(label) and label.axis == 1]
+    along = [n for n, label in enumerate(logits.labels) if label.is_sharded and label.axis == 1]
     if not _is_divided(logits, 1) or any(labels.labels[n] != REPLICATED and not labels.free for n in along):
         return None
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, Ragged, is_count, is_offsets, label_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Ragged, label_sharded, sizes
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -122,11 +122,11 @@ def _find_slice(call: Call) -> Terms:
 def _label_strided(view: View) -> Ruling | None:
     """Label offsets, and an element of the shape of chosen samples; other slices as the terms say."""
     label = view.labels[0]
-    if is_offsets(label):
+    if label.is_offsets:
         return label_some_offsets(view)
-    if is_count(label):
+    if label.is_count:
         return view.keep(require(label if view.attr("shrink_axis_mask") & 1 else None))
-    if label.kind != "sizes" or not label.chosen:
+    if not label.is_sizes or not label.chosen:
         return None
     length = view.shape()[0]
     if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..conversions import count_in_batch, find_in_part
-from ..labels import PARTIAL_SUM, REPLICATED, Label, Ragged, is_sharded, label_places, label_sharded, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, Ragged, label_places, label_sharded, sizes
 from ..sizes.positions import IN_COLUMN, are_chosen
 from ..sizes.size import count_entries
 from .call import Call, ReplicaCall, Ruling, Shapes, View, require, shape_in
@@ -27,7 +27,7 @@ def _count_in_part(
     """
 
     def copy(call: ReplicaCall, given: list[Any]) -> list[Any]:
-        if not is_sharded(call.values[places].label):
+        if not call.values[places].label.is_sharded:
             return call.make(given)
         own = find_in_part(given[places], given[shape][0], call.places[0], True)
         found = [*call.make([*given[:places], own, *given[places + 1 :]])]
@@ -121,7 +121,7 @@ def _label_segments(view: View) -> Ruling:
 
 
 def _copy_segments(call: ReplicaCall, given: list[Any]) -> list[Any]:
-    if not is_sharded(call.values[1].label):
+    if not call.values[1].label.is_sharded:
         return call.make(given)
     place = call.places[0]
     return call.make([given[0], find_in_part(given[1], place.held, place, True)])

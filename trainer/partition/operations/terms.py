@@ -7,7 +7,7 @@ an axis of extent 1, and an input without a term is used whole.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..labels import PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, Label, is_sharded, label_sharded, sizes
+from ..labels import PARTIAL_MEAN, PARTIAL_SUM, REPLICATED, Label, label_sharded, sizes
 from ..sizes.size import Extent, Length, Shape, Size, broadcast_extent, quotient, same_extent
 from ..sizes.size_arrays import Unknown, product
 from .call import Call, Ruling, View, Wants, name_axes, require
@@ -85,7 +85,7 @@ def label_terms(view: View, terms: Terms, row: Any) -> Ruling:
     at = {
         number: term[label.axis]
         for number, (term, label) in enumerate(zip(inputs, view.labels))
-        if term is not None and is_sharded(label) and term[label.axis] not in terms.mixed + "1"
+        if term is not None and label.is_sharded and term[label.axis] not in terms.mixed + "1"
     }
     if not at:
         filled = label_filled(view, terms) if row.fills else None
@@ -128,7 +128,7 @@ def label_filled(view: View, terms: Terms) -> Ruling | None:
     """Label what whole inputs and a shape fill: each replica makes the part of its samples."""
     ((number, term),) = terms.sizes.items()
     have, wants = view.labels[number], Wants([REPLICATED] * len(view.labels))
-    chosen = have.chosen if have.kind == "sizes" else None
+    chosen = have.chosen if have.is_sizes else None
     axis = have.axis if chosen else view.samples_axis()
     if axis is None or terms.outputs[0] is None or terms.outputs[0][axis] not in term:
         return None

@@ -1,16 +1,6 @@
 """Positions of ragged values, which count from the first value of their replica; offsets are the first ones of samples."""
 
-from ..labels import (
-    REPLICATED,
-    Label,
-    is_count,
-    is_offsets,
-    is_places,
-    label_offsets,
-    label_places,
-    label_sharded,
-    sizes,
-)
+from ..labels import REPLICATED, Label, label_offsets, label_places, label_sharded, sizes
 from ..sizes.size_arrays import Unknown
 from .call import Ruling, View, require
 
@@ -42,19 +32,19 @@ def label_some_offsets(view: View) -> Ruling:
 
 def label_sum_of_places(view: View) -> Ruling | None:
     """Label positions to which numbers are added; None: there are none."""
-    places = [number for number, label in enumerate(view.labels) if is_places(label)]
+    places = [number for number, label in enumerate(view.labels) if label.is_places]
     return _label_moved(view, *places[:2]) if places else None
 
 
 def label_difference(view: View) -> Ruling | None:
     """Label the difference of two positions, or of positions and numbers; one less than the offsets is what has them."""
     places, other = view.labels
-    if is_count(places):
+    if places.is_count:
         one = other == REPLICATED and view.values[1].constant is not None and view.constant(1).tolist() == 1
         return [None, None], [require(sizes(0, places.chosen.of) if one else None)]
-    if is_places(places) and other == places:
+    if places.is_places and other == places:
         return [None, None], [entries_of(places)]
-    return _label_moved(view, 0) if is_places(places) else None
+    return _label_moved(view, 0) if places.is_places else None
 
 
 def _label_moved(view: View, number: int, *more: int) -> Ruling:
@@ -69,7 +59,7 @@ def label_one_of_places(view: View) -> Ruling | None:
     """Label one of two positions, or the larger one of a position and 0."""
     place, other = view.labels
     kept = other == place or (view.type == "Maximum" and _is_compared_with_zero(view))
-    return ([None, None], [place]) if is_places(place) and kept else None
+    return ([None, None], [place]) if place.is_places and kept else None
 
 
 def label_not_negative(view: View) -> Ruling | None:
@@ -80,16 +70,16 @@ def label_not_negative(view: View) -> Ruling | None:
 def _is_compared_with_zero(view: View) -> bool:
     """Return whether positions meet zeros: they are at least 0 wherever they count from."""
     (place, other), (positions, zeros) = view.labels, view.values
-    alike = is_places(place) and other in (REPLICATED, entries_of(place))
+    alike = place.is_places and other in (REPLICATED, entries_of(place))
     return alike and positions.interval[0] >= 0 and zeros.interval == (0, 0)
 
 
 def label_found_values(view: View) -> Ruling | None:
     """Label the ragged values at some positions, or offsets at other ones, as of two dimensions made one; None: neither."""
     values, places = view.labels[:2]
-    if is_offsets(values) and is_offsets(places) and values.chosen.of == places.chosen.values:
+    if values.is_offsets and places.is_offsets and values.chosen.of == places.chosen.values:
         found = label_offsets(values.chosen.values, places.chosen.of)
-    elif is_places(places) and values == label_sharded(0, chosen=places.chosen.values):
+    elif places.is_places and values == label_sharded(0, chosen=places.chosen.values):
         found = entries_of(places)
     else:
         return None
@@ -101,7 +91,7 @@ def label_found_values(view: View) -> Ruling | None:
 def label_sums_at_places(view: View) -> Ruling | None:
     """Label sums of what belongs to some positions, for all ragged values; None: there are none."""
     data, places, count = view.labels
-    if not is_places(places):
+    if not places.is_places:
         return None
     values = places.chosen.values
     if view.rank(1) != 1 or data != entries_of(places) or count != sizes(0, values):

@@ -121,7 +121,7 @@ def counts_samples(value: Any, extent: Extent, column: bool = False) -> bool:
 
 def are_chosen(value: Any, extent: Extent, column: bool = False) -> bool:
     """Return whether numbers, or those of their first column, are positions of own samples along an axis of this extent."""
-    chosen = value.label.chosen if value.label.kind == "sharded" else None
+    chosen = value.label.chosen if value.label.is_sharded else None
     if (
         chosen is None
         or extent is None

@@ -8,15 +8,7 @@ from ....compat.tensorflow_graphs.made_operations import stands_for
 from ....compat.tensorflow_graphs.one_device import line_of_user
 from ....distribute.hardware.device_memory import in_words
 from ....distribute.mesh import Mesh
-from ..labels import (
-    MEAN_OF_STATISTICS,
-    PARTIAL_SUM,
-    REPLICATED,
-    counts_values,
-    is_partial,
-    is_sharded,
-    is_stored,
-)
+from ..labels import MEAN_OF_STATISTICS, PARTIAL_SUM, REPLICATED
 from ..needed_operations import APPLY
 from ..operation_labels import describe_need
 from ..program import Apply, Convert, Program, Value
@@ -104,7 +96,7 @@ def explain_program(
         if isinstance(node, Apply):
             given = [program.values[number] for number in node.inputs]
             summed = [_bytes(value, samples, mesh) for value in given if value.label == PARTIAL_SUM]
-            parts = [_bytes(value, samples, mesh) for value in given if is_stored(value.label)]
+            parts = [_bytes(value, samples, mesh) for value in given if value.label.is_stored]
             sent = [("all-reduce", summed, ""), ("reduce-scatter", parts, over[0])]
             sent += [("all-reduce", sizes, over[axis]) for axis, sizes in sums.items()]
             sums = {}
@@ -112,10 +104,10 @@ def explain_program(
                 count = min(len(sizes), variables[node.number])
                 what = f"the gradients of {count} variables"
                 found += [Collective(kind, what, sum(sizes), _APPLIED, over=along)] if sizes else []
-        elif isinstance(node, Convert) and is_stored(program.labels_around(node)[1]):
+        elif isinstance(node, Convert) and program.labels_around(node)[1].is_stored:
             continue  # counted with the others of the optimizer's call
         elif isinstance(node, Convert) and program.communicates(node) and mesh.shape[node.axis] > 1:
-            if _is_for_optimizer(node) and is_partial(program.labels_around(node)[0]):
+            if _is_for_optimizer(node) and program.labels_around(node)[0].is_partial:
                 sums.setdefault(node.axis, []).append(
                     _bytes(program.values[node.source], samples, mesh, node.axis)
                 )
@@ -132,9 +124,9 @@ def _is_for_optimizer(node: Convert) -> bool:
 def _collective(program: Program, node: Convert, samples: int, mesh: Mesh, over: str) -> Collective:
     value, (have, _) = program.values[node.source], program.labels_around(node)
     what, size = _shape(value, samples, mesh, node.axis), _bytes(value, samples, mesh, node.axis)
-    if is_stored(have):
+    if have.is_stored:
         return Collective("all-gather", what, size, "a sharded weight is read", over=over)
-    kind = "all-gather" if is_sharded(have) or counts_values(have) else "all-reduce"
+    kind = "all-gather" if have.is_sharded or have.counts_values else "all-reduce"
     if _is_for_optimizer(node):
         return Collective(kind, what, size, _APPLIED, over=over)
     line, code = ("", "") if node.cause is None else line_of_user(node.cause)
@@ -158,7 +150,7 @@ def _extents(value: Value, samples: int, mesh: Mesh, axis: int) -> list[int | No
     """Return the shape of one replica's part, whole along an axis of the mesh, over which it is exchanged."""
     extents = list(at(value.shape or (), samples))
     for number, (label, parts) in enumerate(zip(value.labels, mesh.shape)):
-        if number == axis or not is_sharded(label) or label.axis >= len(extents):
+        if number == axis or not label.is_sharded or label.axis >= len(extents):
             continue
         if (extent := extents[label.axis]) is not None:
             extents[label.axis] = -(-extent // parts)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ....distribute.step_context import StepContext, this_step
 from ...inputs.batch import sample_count
-from ..labels import LOGS, PARTIAL_SUM, Label, is_sharded
+from ..labels import LOGS, PARTIAL_SUM, Label
 from .batch_tensors import tensors_of
 
 
@@ -46,10 +46,10 @@ def own_results(
 
 
 def _own_samples(tensor: Any, label: Label, step: StepContext, first: bool) -> Any:
-    if is_sharded(label) and step.returned is not None:
+    if label.is_sharded and step.returned is not None:
         start, count = step.returned
         return tensor[start : start + count]
     if not first:
         return tensor[:0]
-    returned = step.alive if is_sharded(label) else step.holds_first_sample
+    returned = step.alive if label.is_sharded else step.holds_first_sample
     return tensor if returned is True else tensor[: tf.where(returned, sample_count(tensor), 0)]
