@@ -72,10 +72,7 @@ def draw_tensor() -> Drawing:
     output = drawing.box("data", 220, 488, 250, "output: 8 x 64, whole on both")
     drawing.arrow(total, output)
     drawing.text(
-        320,
-        548,
-        "Inside the dashed frame: one replica. It exchanges one sum for each pair of layers.",
-        DIM,
+        320, 548, "Inside the dashed frame: one replica. It exchanges one sum for each pair of layers.", DIM
     )
     return drawing
 

@@ -82,10 +82,7 @@ def kinds(x: np.ndarray, y: np.ndarray, folder: pathlib.Path) -> dict[str, Kind]
         "tf.data": (lambda: source_of(slices), slices),
         "tf.data, shuffled": (lambda: source_of(shuffled), shuffled),
         "arrays": (lambda: source_of(x, y, batch_size=BATCH), lambda: EachBatch(batches)),
-        "arrays, shuffled": (
-            lambda: source_of(x, y, batch_size=BATCH, shuffle=True),
-            lambda: gathered(x),
-        ),
+        "arrays, shuffled": (lambda: source_of(x, y, batch_size=BATCH, shuffle=True), lambda: gathered(x)),
         "arrays too large to be copied": (
             lambda: source_of(x, y, batch_size=BATCH, resident_bytes=0),
             lambda: EachBatch(batches),

@@ -193,9 +193,7 @@ WRAPPED = (
         "Python functions of a pipeline draw random numbers, which a backup must know; from its first backup on",
     ),
     Changed(
-        "TensorFlowTrainer",
-        "fit",
-        "tools that patch `keras.Model.fit` reach the fit of a model of ours",
+        "TensorFlowTrainer", "fit", "tools that patch `keras.Model.fit` reach the fit of a model of ours"
     ),
     Changed("TensorFlowTrainer", "evaluate", "the same"),
     Changed("TensorFlowTrainer", "predict", "the same"),

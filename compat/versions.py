@@ -55,7 +55,7 @@ OVERRIDDEN = {
         "_add_function_recursive": "functions in functions, of many levels, would each have those of all deeper levels",
     },
     "WorkerPreemptionHandler": {
-        "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again",
+        "_validate_preemption_failure": "a worker may be left out of the cluster until it answers again"
     },
 }
 """The class, as in `signatures.txt`, the names, and why."""

@@ -5,12 +5,4 @@ from .remote import StageError, connect
 from .schedule import Simulation, simulate
 from .timeline import Timeline
 
-__all__ = [
-    "Pipeline",
-    "Simulation",
-    "StageError",
-    "Timeline",
-    "connect",
-    "current_pipeline",
-    "simulate",
-]
+__all__ = ["Pipeline", "Simulation", "StageError", "Timeline", "connect", "current_pipeline", "simulate"]

@@ -32,7 +32,7 @@ def blocks_of(text):
 
 # What the reader of a page already has.
 BEFORE = {
-    "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)",  # as tests/conftest.py
+    "CONTRIBUTING.md": "import unisono; unisono.distribute.simulate_devices(4)"  # as tests/conftest.py
 }
 
 # Blocks that cannot run here, by a text that they contain; they must still be valid Python.

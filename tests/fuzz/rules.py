@@ -237,10 +237,7 @@ NOT_AS_KERAS: Rules = (
         "Keras updates and clips an embedding row once for each occurrence in the batch",
         lambda c: "tokens" in c.inputs and (c.optimizer not in ("SGD", "momentum") or c.clip != "none"),
     ),
-    (
-        "half precision rounds in another order",
-        lambda c: c.policy.startswith("mixed"),
-    ),
+    ("half precision rounds in another order", lambda c: c.policy.startswith("mixed")),
     (
         'a log "loss" of an own test step is 0 in Keras, which gives the metric of that name',
         lambda c: c.own_test_step and ("evaluate" in c.then or c.validation),
@@ -259,12 +256,7 @@ def not_as_keras(case: Case) -> str | None:
 
 
 # Errors that reject a case before the first step, as (reason, part of the message): no result, but no wrong one.
-REFUSED = (
-    (
-        "a loss over all replicas cannot be compiled with XLA",
-        "jit_compile=True cannot be used with",
-    ),
-)
+REFUSED = (("a loss over all replicas cannot be compiled with XLA", "jit_compile=True cannot be used with"),)
 
 
 def is_refused(error: Exception) -> bool:

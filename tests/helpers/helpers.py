@@ -62,8 +62,7 @@ def mirrored(num_replicas: int) -> tf.distribute.Strategy:
     The default collectives abort if strategies of different sizes share a process; ReductionToOneDevice works.
     """
     return tf.distribute.MirroredStrategy(
-        [f"CPU:{i}" for i in range(num_replicas)],
-        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        [f"CPU:{i}" for i in range(num_replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
 
 

@@ -116,14 +116,8 @@ LAYERS = {
     "Attention": (lambda x: L.Attention()([x, x]), S),
     "AdditiveAttention": (lambda x: L.AdditiveAttention()([x, x]), S),
     "Embedding": (lambda x: L.Embedding(7, 3)(x), TOKENS),
-    "pooled Embedding": (
-        lambda x: L.GlobalAveragePooling1D()(L.Embedding(7, 3, mask_zero=True)(x)),
-        TOKENS,
-    ),
-    "ReversibleEmbedding": (
-        lambda x: (e := L.ReversibleEmbedding(7, 3), e(e(x), reverse=True))[1],
-        TOKENS,
-    ),
+    "pooled Embedding": (lambda x: L.GlobalAveragePooling1D()(L.Embedding(7, 3, mask_zero=True)(x)), TOKENS),
+    "ReversibleEmbedding": (lambda x: (e := L.ReversibleEmbedding(7, 3), e(e(x), reverse=True))[1], TOKENS),
     "merging": (
         lambda x: L.Concatenate()(
             [

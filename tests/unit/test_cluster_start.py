@@ -100,10 +100,7 @@ def errors_of(*calls):
 
 @pytest.mark.parametrize(
     ("workers", "programs", "said"),
-    [
-        ((2, 3), ("", ""), "lists different workers"),
-        ((2, 2), ("a", "b"), "runs a different script"),
-    ],
+    [((2, 3), ("", ""), "lists different workers"), ((2, 2), ("a", "b"), "runs a different script")],
 )
 def test_rendezvous_rejects_a_peer_with_another_cluster_or_script_and_reports_both(workers, programs, said):
     known = addresses(3)

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from unisono.compat.tensorflow_graphs.graphs import (
-    draws,
-    effects,
-    graph_for,
-    graph_function,
-    only_graph,
-)
+from unisono.compat.tensorflow_graphs.graphs import draws, effects, graph_for, graph_function, only_graph
 
 
 def test_many_functions_of_one_line_are_not_warned_about(caplog):

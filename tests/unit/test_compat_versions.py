@@ -203,11 +203,7 @@ def test_name_that_was_removed_moved_or_changed_is_reported_with_the_file_that_u
         if line[1:2] == "!"
     }
     expected = {
-        "pythonify_logs": (
-            "missing; other places: ",
-            "keras.src.utils.io_utils",
-            "trainer/run/passes.py",
-        ),
+        "pythonify_logs": ("missing; other places: ", "keras.src.utils.io_utils", "trainer/run/passes.py"),
         "keras:optimizers.Optimizer._var_key": (
             "missing; other places: ",
             "compat/keras_private/optimizers.py",

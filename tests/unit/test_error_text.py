@@ -39,11 +39,7 @@ SENTENCES = [
         ("worker 1", "worker 2"),
         (),
     ),
-    (
-        "worker 1 failed: X: (lost contact: chief 0 is at host-0:4)",
-        ("chief 0",),
-        (),
-    ),
+    ("worker 1 failed: X: (lost contact: chief 0 is at host-0:4)", ("chief 0",), ()),
     ("aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", ("leader",), ()),
     (
         "The parameter server 0 at 127.0.0.1:7 listens but has done nothing for 12 s: end that",

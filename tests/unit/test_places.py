@@ -70,10 +70,7 @@ HETEROGENEOUS = {
 }
 AI_PLATFORM = {
     "CLUSTER_SPEC": json.dumps(
-        {
-            "cluster": {"chief": ["m:1"], "worker": ["w:1", "w:2"]},
-            "task": {"type": "worker", "index": 1},
-        }
+        {"cluster": {"chief": ["m:1"], "worker": ["w:1", "w:2"]}, "task": {"type": "worker", "index": 1}}
     )
 }
 FLUX = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "2", "FLUX_JOB_ID": "fA"}
@@ -87,11 +84,7 @@ RUNPOD = {
     "NUM_TRAINERS": "8",
     "WORLD_SIZE": "16",
 }
-BEAKER = {
-    "BEAKER_REPLICA_RANK": "1",
-    "BEAKER_REPLICA_COUNT": "2",
-    "BEAKER_LEADER_REPLICA_HOSTNAME": "cs-1",
-}
+BEAKER = {"BEAKER_REPLICA_RANK": "1", "BEAKER_REPLICA_COUNT": "2", "BEAKER_LEADER_REPLICA_HOSTNAME": "cs-1"}
 INDEXED = {"JOB_COMPLETION_INDEX": "2"}
 POD = {**INDEXED, "WORLD_SIZE": "4", "MASTER_ADDR": "train-0.train"}
 JOB_SET = {**INDEXED, "JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "workers", "WORLD_SIZE": "8"}

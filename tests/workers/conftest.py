@@ -15,11 +15,7 @@ from children import HELPERS, ROOT
 from unisono.distribute.launcher.tasks import RequestedCluster, plan
 
 PROGRAMS = Path(__file__).parent / "programs"
-QUIET = {
-    **os.environ,
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-    "CUDA_VISIBLE_DEVICES": "",
-}
+QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclasses.dataclass

@@ -97,10 +97,7 @@ def test_workers_end_when_the_launcher_is_killed(launch, tmp_path):
 
 @pytest.mark.parametrize(
     "cluster",
-    [
-        ["--workers", 2],
-        ["--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1:9", "--restarts", 0],
-    ],
+    [["--workers", 2], ["--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1:9", "--restarts", 0]],
     ids=["two here", "one on each of two machines"],
 )
 def test_worker_that_is_stopped_for_the_timeout_is_named_and_ended(cluster, launch, tmp_path):

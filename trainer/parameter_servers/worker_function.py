@@ -14,14 +14,7 @@ from ...distribute.parameter_servers.strategy import pool_of
 from ...distribute.step_context import StepContext, step_scope
 from ...state.trained_model import TrainedModel
 from ..inputs import Chunk
-from ..inputs.batch import (
-    batch_spec,
-    concat_samples,
-    is_scalar,
-    map_leaves,
-    sample_count,
-    sample_counts,
-)
+from ..inputs.batch import batch_spec, concat_samples, is_scalar, map_leaves, sample_count, sample_counts
 from ..inputs.sources.feed import Group
 from ..run.loops.compiled_calls import CompiledCall
 from .step_results import ReadOnce

@@ -7,14 +7,7 @@ import tensorflow as tf
 
 from .builder import Builder
 from .composite_arrays import RaggedArray, SparseArray
-from .labels import (
-    MEAN_OF_STATISTICS,
-    REPLICATED,
-    Label,
-    Labels,
-    label_sharded,
-    with_label,
-)
+from .labels import MEAN_OF_STATISTICS, REPLICATED, Label, Labels, label_sharded, with_label
 from .needed_operations import find_needed_operations
 from .program import BATCH, MeshAxis, NeedsWhole, NotPartitioned, Program, Value
 from .sizes.size import Entries, Length, Samples, Size

@@ -19,14 +19,7 @@ from ....distribute.workers.cluster import read_cluster
 from ....distribute.workers.ticker import Ticker
 from ...monitoring.formatting import moment
 from ...process_identity import ProcessIdentity, this_process
-from ...safe_file import (
-    SaveError,
-    check_overwrite,
-    open_plain,
-    read_plain,
-    temporary_path,
-    write_safely,
-)
+from ...safe_file import SaveError, check_overwrite, open_plain, read_plain, temporary_path, write_safely
 
 OWNER_FILE = "owner.json"
 _CLAIM = re.compile(rb'"token"|\A\0*\Z')  # of zeros is what a power failure may leave of it

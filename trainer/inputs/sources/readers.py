@@ -8,14 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ....distribute.step_context import here
-from ..batch import (
-    batch_spec,
-    concat_samples,
-    map_leaves,
-    on_device,
-    slice_samples,
-    take_samples,
-)
+from ..batch import batch_spec, concat_samples, map_leaves, on_device, slice_samples, take_samples
 from ..digests import digest_of
 from ..value_checks import LabelRule, assert_values
 

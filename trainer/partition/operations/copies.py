@@ -50,10 +50,7 @@ def _label_copies(view: View) -> Ruling:
 
 
 add_rows(
-    "IdentityN",
-    label=_label_copies,
-    shape=lambda call: [value.shape for value in call.values],
-    linear=SUM,
+    "IdentityN", label=_label_copies, shape=lambda call: [value.shape for value in call.values], linear=SUM
 )
 
 

@@ -11,15 +11,7 @@ from ..sizes.size import at_most, divide, equal, largest, never_negative, smalle
 from ..sizes.size_arrays import Unknown
 from .call import Call, Ruling, Shapes, View, keep_shape
 from .copies import add_elementwise, label_copy
-from .number_rules import (
-    add,
-    both,
-    compute_each,
-    either,
-    multiply,
-    negate,
-    subtract,
-)
+from .number_rules import add, both, compute_each, either, multiply, negate, subtract
 from .row import add_rows, is_any, is_factor, part_by_terms
 from .terms import FIRST, PRODUCT, SUM, Terms, terms_of_broadcast
 from .value_places import label_difference, label_not_negative, label_one_of_places, label_sum_of_places

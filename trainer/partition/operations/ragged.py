@@ -68,11 +68,7 @@ def _label_unpadded(view: View) -> Ruling:
     ], [values]
 
 
-add_rows(
-    UNPADDED,
-    label=_label_unpadded,
-    shape=lambda call: [[_count_values(call, 1), *call.shape()[2:]]],
-)
+add_rows(UNPADDED, label=_label_unpadded, shape=lambda call: [[_count_values(call, 1), *call.shape()[2:]]])
 
 
 def _find_asked(call: Call) -> list[Extent]:

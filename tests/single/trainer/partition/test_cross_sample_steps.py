@@ -252,10 +252,7 @@ def test_eager_custom_step_matches_one_device(name):
 @pytest.mark.short("3-Python code", "2-branch")
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [
-        (lambda: Net(with_python_code), "PyFunc"),
-        (AccumulatesInBranch, "an optimizer is called in a branch"),
-    ],
+    [(lambda: Net(with_python_code), "PyFunc"), (AccumulatesInBranch, "an optimizer is called in a branch")],
     ids=["Python code", "branch"],
 )
 @pytest.mark.parametrize("replicas", [2, 3])

@@ -213,10 +213,7 @@ def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_oth
     if equal:
         helpers.assert_close(train(3), train(1), 10 * helpers.FLOAT64)
     else:
-        with pytest.raises(
-            tf.errors.InvalidArgumentError,
-            match="must have as many values as in",
-        ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="must have as many values as in"):
             train(3)
 
 
@@ -291,10 +288,7 @@ def test_replicas_of_a_mesh_join_sparse_arguments():
     helpers.assert_close(np.concatenate(run()), 2 * tf.sparse.to_dense(SPARSE), helpers.FLOAT64)
 
 
-STEPS = {
-    "samples": lambda x: x * 2,
-    "words of sentences": lambda x: x.values * 2,
-}
+STEPS = {"samples": lambda x: x * 2, "words of sentences": lambda x: x.values * 2}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -153,9 +153,7 @@ CASES: dict[str, Case] = {
         fit={"class_weight": {0: 0.5, 1: 1.0, 2: 3.0}},
     ),
     "masked": Case(
-        sequence_model,
-        lambda: {"loss": sparse_ce(), "metrics": ["accuracy"]},
-        {"x": TOKENS, "y": TAGS},
+        sequence_model, lambda: {"loss": sparse_ce(), "metrics": ["accuracy"]}, {"x": TOKENS, "y": TAGS}
     ),
     "masked_temporal_weights": Case(
         sequence_model,
@@ -192,9 +190,7 @@ CASES: dict[str, Case] = {
     ),
     "penalties": Case(penalized, lambda: {"loss": "mse"}, {"x": X, "y": NUMBERS}),
     "own_loss": Case(
-        softmax,
-        lambda: {"loss": OwnLoss(), "metrics": ["mae"], "optimizer": "adam"},
-        {"x": X, "y": CODES},
+        softmax, lambda: {"loss": OwnLoss(), "metrics": ["mae"], "optimizer": "adam"}, {"x": X, "y": CODES}
     ),
     "subclassed": Case(  # built at the first batch
         helpers.TwoLayers,
