@@ -50,6 +50,7 @@ from .step.train_step import Tracing, replica_function
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@leave_as_written
 def replica_step(fn: Function) -> Function:
     """Make a step of a custom training loop exact, by wrapping the function that you pass to `strategy.run`.
 

@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from partition.declared_calls import DECLARED
 
+WRITTEN = {"FusedBatchNormV3": 3}
+"""The number of outputs, where an operation does not write the others."""
 WORDS = ["", "a", "-1", "2.5", "Wort", "b c", "x,y", "abc"]
 EXTREMES = {
     kind: [kind.min, kind.max, 0, 1, kind.max - 1, kind.max // 2]
@@ -325,7 +327,8 @@ def _called(step: Step, tensor: Any) -> list[Any]:
         found = getattr(keras.ops, step.operation.removeprefix("keras."))(
             *first, *positions, **named, **values
         )
-    return [tf.convert_to_tensor(each) for each in tf.nest.flatten(found) if each is not None]
+    written = tf.nest.flatten(found)[: WRITTEN.get(step.operation)]
+    return [tf.convert_to_tensor(each) for each in written if each is not None]
 
 
 def _in_range(x: Any, dtype: tf.DType) -> Any:

@@ -61,6 +61,7 @@ SIZES = {  # sizes in arithmetic
     "product and sum of a vector": lambda x: [tf.reduce_prod(tf.shape(x)), total(tf.shape(x))],
     "argmax and sort of sizes": lambda x: [tf.argmax(tf.shape(x)), tf.sort(tf.shape(x))],
     "any and all of sizes": lambda x: [tf.reduce_any(tf.shape(x) > 4), tf.reduce_all(tf.shape(x) > 3)],
+    "a place squeezed along one of two axes": lambda x: tf.gather(x, tf.squeeze(tf.constant([[2]]), -1)),
     "split sizes": lambda x: total(x) / real(2 * (tf.split(tf.shape(x), 2)[0][0] // 2) + 1, x),
     "unique sizes": lambda x: [*tf.unique(tf.shape(x)), tf.size(tf.unique(tf.shape(x))[0])],
     "reversed sizes": lambda x: tf.reverse(tf.shape(x), [0]),

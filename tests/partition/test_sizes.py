@@ -116,3 +116,24 @@ def test_size_of_matrices_is_right_where_their_diagonals_depend_on_the_batch(pla
     parts = Parts(fn, np.ones((5, 4)))
     for known in (True, False):
         assert np.all(np.array(parts.on_replicas((2, 0, 3), known)) == 5 + more)
+
+
+def test_known_numbers_keep_the_axes_that_a_squeeze_leaves():
+    x = np.random.default_rng().normal(size=(7, 3))
+
+    def fn(x):
+        place, pair = tf.squeeze(tf.constant([[2]]), -1), tf.squeeze(tf.constant([[[1, 2]]]), [0])
+        return tf.gather(x, place), tf.shape(x)[None, place[0] - 1] * pair
+
+    Parts(fn, x).check()
+
+
+def test_parts_of_a_split_have_sizes_of_the_batch():
+    def fn(x):
+        samples = tf.shape(x)[0]
+        both = tf.concat([x, 2 * x, x * x], 0)
+        return *tf.split(both, [2 * samples, samples]), *tf.split(tf.transpose(both), [samples, -1], 1)
+
+    parts = Parts(fn, np.random.default_rng().normal(size=(7, 3)))
+    parts.check()
+    assert not parts.gathers

@@ -85,12 +85,16 @@ class Call:
 
     def compute(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Return the outputs for these inputs, as TensorFlow computes them."""
-        fn, left = getattr(tf.raw_ops, self.type), iter(inputs)
+        fn, left, described = getattr(tf.raw_ops, self.type), iter(inputs), self.op.op_def
         names = [name for name in inspect.signature(fn).parameters if name != "name"]
         given = {name: self.attr(name) for name in names if name in self.op.node_def.attr}
-        for name, each in zip((name for name in names if name not in given), self.op.op_def.input_arg):
+        others = iter([name for name in names if name not in given])
+        for each, name in zip(described.input_arg, others):
             count = self.attr(each.number_attr) if each.number_attr else None
             given[name] = next(left) if count is None else [next(left) for _ in range(count)]
+        # Python has another name for `squeeze_dims`.
+        renamed = [e.name for e in described.attr if e.name not in given and e.type == "list(int)"]
+        given.update(zip(others, map(self.attr, renamed)))
         with tf.init_scope(), tf.device("CPU:0"):
             try:
                 return [tensor.numpy() for tensor in tf.nest.flatten(fn(**given))]

@@ -184,8 +184,9 @@ add_elementwise("""
     Log Log1p Expm1 Relu6 Elu Selu Softplus Softsign LeakyRelu Tan Asin Acos Atan Erfc Floor Ceil Round Rint IsNan IsInf
     IsFinite Cosh Sinh Asinh Acosh Atanh Lgamma Digamma Erfinv Ndtri Angle ComplexAbs Invert Rsqrt Reciprocal Inv
     SquaredDifference Xlogy Xdivy Atan2 ClipByValue ApproximateEqual BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift
-    Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter BesselI0e BesselI1e StringLower StringStrip
-    StringLength AsString StringToNumber StringToHashBucketFast RegexReplace StaticRegexReplace StringJoin Bucketize
+    Xlog1py Complex Imag Conj Igamma Igammac CheckNumerics NextAfter BesselI0e BesselI1e StringLower StringStrip Betainc
+    Zeta Polygamma BesselI0 BesselI1 StringLength AsString StringToNumber StringToHashBucketFast RegexReplace
+    StaticRegexReplace StringJoin Bucketize
 """)
 
 

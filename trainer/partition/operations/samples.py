@@ -8,9 +8,9 @@ import tensorflow as tf
 from ..sizes.size import broadcast_extent, is_open, quotient
 from ..sizes.size_arrays import Unknown, product
 from .call import Call, ReplicaCall, name_axes, require, shape_in
-from .row import add_rows
+from .row import add_rows, is_any
 from .shares import divide_dense_entropy, divide_ranks, divide_sparse_entropy, look_up_diagonal
-from .terms import Terms
+from .terms import FIRST, Terms
 
 
 def of_each_sample(
@@ -45,10 +45,13 @@ def of_each_sample(
 
 add_rows(
     "Conv2D DepthwiseConv2dNative Conv3D Conv MaxPool AvgPool MaxPool3D AvgPool3D MaxPoolV2 ResizeBilinear ResizeBicubic "
-    "ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace ExtractImagePatches Dilation2D ResizeNearestNeighborGrad",
+    "ResizeNearestNeighbor ResizeArea SpaceToDepth DepthToSpace ExtractImagePatches Dilation2D ResizeNearestNeighborGrad "
+    "ScaleAndTranslate",
     terms=of_each_sample(0, infers=True),
 )
-add_rows("ResizeBilinearGrad ResizeBicubicGrad", terms=of_each_sample(0, 1, infers=True))
+add_rows(
+    "ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad", terms=of_each_sample(0, 1, infers=True)
+)
 add_rows("LRN", terms=of_each_sample(0, same=True))
 add_rows("MaxPoolGrad MaxPool3DGrad LRNGrad", terms=of_each_sample(0, 1, 2, same=True))
 add_rows("AdjustContrastv2", terms=of_each_sample(0, last=3, same=True))
@@ -115,6 +118,15 @@ add_rows(
     rewrite=divide_sparse_entropy,
 )
 add_rows("InTopKV2", terms=lambda call: Terms(["ab", "a"], ["a"], "b"), rewrite=divide_ranks)
+
+
+def _find_reversed(call: Call) -> Terms:
+    """Return the terms of parts of sequences in reverse, each of its own length."""
+    names = call.names()
+    return Terms([names, names[call.attr("batch_dim")]], [names], names[call.attr("seq_dim")])
+
+
+add_rows("ReverseSequence", terms=_find_reversed, linear=FIRST, scales=is_any)
 
 
 def _find_blocks_of_batch(call: Call) -> Terms:
