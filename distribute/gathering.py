@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..compat.tensorflow_private.strategies import prepare_collectives
 from ..compat.upstream_places import get_keras_mask, in_symbolic_scope, set_keras_mask
 from ..compat.wrong_use import WrongUse
@@ -15,6 +16,7 @@ from .replicas import all_reduce_sum_packed, from_carrier, num_replicas, to_carr
 from .step_context import StepContext, current_step, note_collective, this_step
 
 
+@leave_as_written
 def gather(values: Any) -> Any:
     """Gather the samples of all replicas, for code that compares them (contrastive losses, in-batch negatives).
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 import tensorflow as tf
 
+from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..compat.upstream_places import in_symbolic_scope
 from ..compat.wrong_use import WrongUse
 from .arguments import one_of, show, whole_number
@@ -34,6 +35,7 @@ def global_batch_size(per_replica: int, strategy: tf.distribute.Strategy | None 
     return whole_number("per_replica", per_replica) * mesh_of(strategy).shape[0]
 
 
+@leave_as_written
 def global_mean(
     values: Any, sample_weight: Any = None, reduction: Reduction = "sum_over_batch_size"
 ) -> tf.Tensor:

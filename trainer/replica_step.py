@@ -6,7 +6,7 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -16,7 +16,7 @@ from ..callbacks.output_paths import check_launched_alone
 from ..compat.keras_private.layers import layers_of
 from ..compat.keras_private.seed_generators import thread_state
 from ..compat.keras_private.training import makes_variables_late
-from ..compat.tensorflow_graphs.graphs import convert_as_in, leave_as_written
+from ..compat.tensorflow_graphs.graphs import Function, convert_as_in, leave_as_written
 from ..compat.tensorflow_private.parameter_servers import num_workers_of
 from ..compat.upstream_places import control_status_ctx
 from ..compat.wrong_use import WrongUse
@@ -46,8 +46,6 @@ from .run.build import trace_to_build
 from .step.collected_writes import CollectedWrites
 from .step.first_call import run_outside
 from .step.train_step import Tracing, replica_function
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @leave_as_written

@@ -11,6 +11,7 @@ import tensorflow as tf
 from ..compat.keras_private.functional import calls_as_keras
 from ..compat.keras_private.training import check_compiled, filter_traceback, logs_in_order
 from ..compat.patches import wrap_within
+from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer
 from ..distribute.arguments import check_names
 from ..distribute.replicas import in_replica_context
@@ -32,6 +33,7 @@ from .step.train_step import default_test_step, default_train_step
 from .step.variable_placement import bring_along, place_with_model
 
 
+@leave_as_written  # a call of a model, too
 class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
     """The trainer of a model, as `keras.Model` has one: a base that follows `keras.Model` in the method resolution order.
 

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ from ..upstream_places import (
     tf_convert,
 )
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 _MOST_LAYOUTS = 32  # of the arguments of one function
 _CALLS = ("While", "If", "PartitionedCall")  # the called functions may have side effects
 
@@ -98,8 +99,8 @@ def _reconvert(fn: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-def leave_as_written(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark an internal function that AutoGraph must not convert; `converted` decides about the functions it calls."""
+def leave_as_written(fn: Function) -> Function:
+    """Mark a function of ours, or a class for the calls of its objects, that AutoGraph must not convert."""
     autograph_artifact(fn)
     return fn
 

@@ -249,6 +249,8 @@ def difference(found: np.ndarray, expected: np.ndarray, narrowest: int = 8) -> s
 def _equal_bits(one: np.ndarray, other: np.ndarray) -> bool:
     if one.dtype.kind == "O":
         return bool(np.array_equal(one, other))
+    if one.dtype.kind in "fc":  # the sign of NaN has no meaning
+        one, other = (np.where(np.isnan(each), np.nan, each) for each in (one, other))
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 

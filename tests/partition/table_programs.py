@@ -175,7 +175,7 @@ def _images(x):
             block_shape=[2, 2],
             crops=[[0, 0], [0, 0]],
         ),
-        *[tf.image.resize(x, [4, 5], method) for method in ("area", "bicubic", "nearest")],
+        *[tf.image.resize(x, [4, 5], method) for method in ("area", "bicubic", "nearest", "lanczos3")],
     ]
 
 
@@ -185,6 +185,7 @@ def _gradients_of_images(x):
     functions = [
         lambda x, k: tf.image.resize(x, [4, 5], "bilinear"),
         lambda x, k: tf.image.resize(x, [4, 5], "bicubic"),
+        lambda x, k: tf.image.resize(x, [4, 5], "lanczos3"),
         lambda x, k: tf.image.resize(x, [9, 8], "nearest"),
         lambda x, k: tf.nn.local_response_normalization(x),
         lambda x, k: tf.nn.depthwise_conv2d(x, k, [1, 1, 1, 1], "SAME"),
@@ -252,6 +253,10 @@ def _rest(u, v):
     parts = tf.raw_ops.SplitV(value=u, size_splits=[1, 3], axis=1, num_split=2)
     table = tf.ones([3, 4], u.dtype)
     return [
+        *[raw(name, 1 + u) for name in ("BesselI0", "BesselI1")],
+        *[raw(name, 1 + tf.ones_like(u), u) for name in ("Zeta", "Polygamma")],
+        raw("Betainc", u, v, u),
+        tf.reverse_sequence(tf.stack([u, v], 1), hits % 3, seq_axis=1),
         raw("InTopKV2", first, hits, 2),
         raw("NthElement", u, 1),
         tf.argmin(u, 1),

@@ -25,13 +25,7 @@ def add_elementwise(types: str, **fields: Any) -> None:
 def label_copy(view: View) -> Ruling | None:
     """Return the label of a copy: parts of a sum, sizes and positions stay what they are."""
     label = view.labels[0]
-    passes = (
-        label.is_partial
-        or label.is_sizes
-        or label.counts_values
-        or label.is_count
-        or view.values[0].dtype == tf.variant
-    )
+    passes = view.values[0].dtype == tf.variant or not (label == REPLICATED or label.is_sharded)
     return ([None], [label]) if len(view.labels) == 1 and passes else None
 
 

@@ -190,12 +190,9 @@ add_elementwise("""
 """)
 
 
-def _terms_of_gradient(call: Call) -> Terms:
-    """Return the terms of the gradient of a function of each element: nothing is broadcast, and not all kernels check it."""
-    return Terms([call.names()] * 2, [call.names()])
-
-
-_GRADIENT: Any = {"terms": _terms_of_gradient, "shape": _find_common_shape, "linear": PRODUCT}
+# Gradients of functions of each element broadcast nothing, and not all kernels check it.
+_GRADIENT: Any = {"terms": lambda call: Terms([call.names()] * 2, [call.names()])}
+_GRADIENT |= {"shape": _find_common_shape, "linear": PRODUCT}
 add_rows("ReluGrad Relu6Grad", fixed=(1,), scales=is_any, **_GRADIENT)
 _SMOOTH = "EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad"
 add_rows(_SMOOTH, fixed=(1,), scales=is_factor, **_GRADIENT)

@@ -20,25 +20,14 @@ from .row import add_rows
 from .value_places import entries_of
 
 
-def _count_values(call: Call, number: int) -> Extent:
-    """Return how many values there are, by their offsets, the input of this number."""
-    label = call.values[number].label
-    return label.chosen.values.values if label.is_offsets else None
-
-
 def _values_of(offsets: Label) -> Label:
     """Return the label of the values that have these offsets."""
     return label_sharded(0, chosen=require(offsets.chosen.values if offsets.is_offsets else None))
 
 
-def _find_owner(offsets: Label) -> Ragged | None:
-    """Return the ragged values that have these offsets; None: samples have."""
-    return offsets.chosen.of if offsets.is_offsets else None
-
-
 def _label_numbers(view: View) -> Ruling:
     """Label the numbers of samples; those of other values that have these are positions."""
-    values, owner = _values_of(view.labels[0]), _find_owner(view.labels[0])
+    values, owner = _values_of(view.labels[0]), view.labels[0].chosen.of
     return [None], [values if owner is None else label_places(owner, values.chosen)]
 
 
@@ -53,8 +42,8 @@ def _copy_numbers(call: ReplicaCall, given: list[Any]) -> list[Any]:
 add_rows(
     SAMPLE_NUMBERS,
     label=_label_numbers,
-    shape=lambda call: [[_count_values(call, 0)]],
-    progression=lambda call, shape: OF_SAMPLES if _find_owner(call.values[0].label) is None else None,
+    shape=lambda call: [[_values_of(call.values[0].label).chosen.values]],
+    progression=lambda call, shape: None if getattr(call.values[0].label.chosen, "of", None) else OF_SAMPLES,
     bounds=bound_by(0, 2**31 - 1),
     copy=_copy_numbers,
 )
@@ -68,7 +57,11 @@ def _label_unpadded(view: View) -> Ruling:
     ], [values]
 
 
-add_rows(UNPADDED, label=_label_unpadded, shape=lambda call: [[_count_values(call, 1), *call.shape()[2:]]])
+add_rows(
+    UNPADDED,
+    label=_label_unpadded,
+    shape=lambda call: [[_values_of(call.values[1].label).chosen.values, *call.shape()[2:]]],
+)
 
 
 def _find_asked(call: Call) -> list[Extent]:

@@ -142,12 +142,12 @@ def _find_squeezed(call: Call) -> Terms:
     return Terms([term], [term.replace("1", "")])
 
 
-def _copy_squeezed(call: ReplicaCall, given: list[Any]) -> list[Any]:
-    """Return the output with the same axes dropped: an axis of one sample on this replica stays."""
-    return call.make(given, squeeze_dims=ask(_find_dropped, call) or [])
-
-
-add_rows("Squeeze", terms=_find_squeezed, copy=_copy_squeezed, **_KEEPS)
+add_rows(
+    "Squeeze",
+    terms=_find_squeezed,  # the same axes are dropped: one of one sample on this replica stays
+    copy=lambda call, given: call.make(given, squeeze_dims=ask(_find_dropped, call) or []),
+    **_KEEPS,
+)
 
 
 add_rows(
