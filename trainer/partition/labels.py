@@ -163,11 +163,6 @@ def label_places(values: Ragged, of: Ragged | None = None) -> Label:
     return Label("places", chosen=Places(values, of))
 
 
-def label_count(offsets: Label) -> Label:
-    """Return the label of how many of these offsets there are."""
-    return Label("count", chosen=offsets.chosen)
-
-
 def label_stored(axis: int) -> Label:
     """Return the label of a tensor of which each replica keeps an equal part along an axis, or FLAT, until it is read."""
     return Label("stored", axis)

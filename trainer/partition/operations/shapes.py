@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..conversions import find_whole
-from ..labels import PARTIAL_SUM, REPLICATED, Label, label_count, sizes
+from ..labels import PARTIAL_SUM, REPLICATED, Label, sizes
 from ..program import MeshAxis
 from ..sizes.bounds import keep_bounds
 from ..sizes.positions import keep_progression
@@ -25,7 +25,7 @@ def _label_sizes(view: View) -> Ruling:
     for label in view.labels:
         label = entries_of(label) if label.is_places else label
         if label.is_offsets and label.chosen.of and view.type != "Rank":
-            made.append(label_count(label))
+            made.append(label._replace(kind="count"))
         elif not label.is_sharded or view.type == "Rank":
             made.append(REPLICATED)
         elif view.type == "Size":

@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ....compat.wrong_use import WrongUse
 from ....distribute.step_context import StepContext, this_step
 from ...inputs.batch import sample_count
 from ..labels import LOGS, PARTIAL_SUM, Label
@@ -13,7 +14,11 @@ from .batch_tensors import tensors_of
 
 def numbers_in(results: Any) -> list[Any]:
     """Return the tensors among the results of a step, also ragged ones; None and text are passed through unchanged."""
-    leaves = filter(_is_number, tf.nest.flatten(results))
+    leaves = [*filter(_is_number, tf.nest.flatten(results))]
+    if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
+        raise WrongUse(
+            "A step returns a sparse tensor, of which replicas return no parts: return `tf.sparse.to_dense` of it."
+        )
     return [leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf) for leaf in leaves]
 
 

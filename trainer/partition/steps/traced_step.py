@@ -25,7 +25,7 @@ from ...inputs.input_checks import check_combined_samples, check_combined_values
 from ...step.collected_writes import CollectedWrites
 from ..composite_arrays import RaggedArray, SparseArray
 from ..conversions import Replica
-from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, Label, Labels
+from ..labels import LOGS, MEAN_OF_STATISTICS, PARTIAL_SUM, SAMPLES, Label, Labels
 from ..memory import save_memory
 from ..needed_operations import APPLY
 from ..operation_labels import calls_python
@@ -108,12 +108,11 @@ class TracedStep:
             with self._statistics.of_calls([*filter(has_own_statistics, self._step.layers)]):
                 with user_errors():
                     result = self._step.fn(batch)
-            leaves = tf.nest.flatten(result)
-            if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
-                raise NotPartitioned("it returns a sparse tensor")
-            if self._step.exits == LOGS and any(isinstance(leaf, tf.RaggedTensor) for leaf in leaves):
-                raise NotPartitioned("one of its logs is a ragged tensor")
-            numbers = numbers_in(result)  # can be variables that the step has assigned
+            whole = {SAMPLES: tf.SparseTensor, LOGS: tf.RaggedTensor}.get(self._step.exits)
+            if whole and any(isinstance(leaf, whole) for leaf in tf.nest.flatten(result)):
+                raise NotPartitioned(f"one of its results is a `tf.{whole.__name__}`")
+            with user_errors():
+                numbers = numbers_in(result)  # can be variables that the step has assigned
         arrays = find_composite([*map(tf.type_spec_from_value, numbers)])
         self._ragged = [array for array in arrays if isinstance(array, RaggedArray)]
         self._result = result

@@ -266,6 +266,14 @@ def test_replica_returns_the_ragged_results_of_its_own_samples(monkeypatch):
     assert steps and not [n for step in steps for n in step.program.nodes if step.program.communicates(n)]
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_replica_that_returns_a_sparse_tensor_is_an_error_without_a_warning(eager):
+    strategy, step = helpers.mirrored(2), unisono.replica_step(tf.sparse.from_dense)
+    run = (lambda fn: fn) if eager else tf.function
+    with pytest.raises(ValueError, match=r"return `tf.sparse.to_dense` of it"):
+        run(lambda: strategy.run(step, (tf.eye(2),)))()
+
+
 def mesh_of_four():
     mesh = keras.distribution.DeviceMesh((2, 2), ("batch", "model"), [f"cpu:{i}" for i in range(4)])
     layouts = keras.distribution.LayoutMap(mesh)
