@@ -64,8 +64,9 @@ UNUSABLE = {
     "BlockLSTMV2": "returns memory that it did not write",
 }
 
-NO_GRADIENT = {"Conv2D", "Conv3D"}
-"""TensorFlow ends the process in the backward pass of some shapes, also on one device; `table_programs.py` has others."""
+NO_GRADIENT = {"Conv2D", "Conv3D", "declared.BroadcastGradientArgs"}
+"""TensorFlow ends the process in the backward pass of some shapes, also on one device; `table_programs.py` has others. The
+axes of a broadcast gradient are not unique, and a gradient computes with them."""
 
 
 @functools.cache
