@@ -484,7 +484,7 @@ COMMUNICATED = {
     "functions of two numbers": (0, 4, 95, 31), "complex numbers": (0, 3, 11, 1), "integers": (1, 7, 22, 2),
     "booleans": (3, 4, 4, 5), "strings": (0, 0, 7, 0), "written numbers": (0, 1, 1, 0), "images": (0, 0, 21, 0),
     "gradients of images": (0, 0, 8, 2), "volumes": (0, 0, 2, 2), "matrices": (3, 7, 18, 3),
-    "other operations": (3, 4, 35, 20), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 4),
+    "other operations": (3, 4, 35, 20), "draws": (10, 7, 14, 0), "lists of tensors": (8, 0, 12, 5),
     "attention in blocks": (0, 0, 6, 2), "ragged": (0, 4, 0, 2), "sparse": (0, 0, 0, 2),
 }  # fmt: skip
 """How many tensors each program gathers and reduces inside, and how many of its results are gathered, and reduced."""

@@ -74,7 +74,8 @@ def _plan(
         summand = where(replica.alive, summand)
     request = ask(_summand(summand))
     if have.is_sizes and tensor.shape.rank:
-        return [request], lambda size: tf.where(tf.range(tf.size(tensor)) == have.axis, restore(size), tensor)
+        here = tf.range(tf.size(tensor)) == have.axis  # -1 stays -1
+        return [request], lambda size: tf.where(here, tf.maximum(restore(size), -1), tensor)
     return [request], restore
 
 

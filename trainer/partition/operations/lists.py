@@ -104,6 +104,12 @@ def _label_new(view: View) -> Ruling:
     return [*map(_open, varying[:1]), *[None] * (len(view.labels) - len(varying[:1]))], [EMPTY]
 
 
+def _label_element_shape(view: View) -> Ruling:
+    """Label the shape of elements, which has this replica's extent of a sharded axis, or -1."""
+    label = view.labels[0]
+    return [None], [_open(label.axis - 1) if label.is_sharded and label.axis else REPLICATED]
+
+
 def _find_new(call: Call) -> Shapes:
     length = 0 if call.type == "EmptyTensorList" else call.item(1)
     return [[length, *(extents_of(call.values[0].constant) or ())]]
@@ -124,5 +130,6 @@ _add("TensorListGetItem", "a* - #", "*")
 _add("TensorListStack", "a* #", "a*")
 _add("TensorListGather", "a* i #", "i*")
 _add("TensorListResize", "a* -", "c*", elements=keep_list_elements)
-_add("TensorListLength TensorListElementShape", "a*", "-")
+_add("TensorListLength", "a*", "-")
+add_rows("TensorListElementShape", label=_label_element_shape)
 _add("TensorListConcatV2", "ad* d# -", "e* -")

@@ -17,7 +17,7 @@ def numbers_in(results: Any) -> list[Any]:
     leaves = [*filter(_is_number, tf.nest.flatten(results))]
     if any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         raise WrongUse(
-            "A step returns a sparse tensor, of which replicas return no parts: return `tf.sparse.to_dense` of it."
+            "A step returns a sparse tensor, and replicas return no parts of one: return `tf.sparse.to_dense` of it."
         )
     return [leaf if isinstance(leaf, tf.RaggedTensor) else tf.convert_to_tensor(leaf) for leaf in leaves]
 
