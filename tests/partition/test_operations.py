@@ -49,6 +49,36 @@ def test_program_with_sizes_and_special_numbers_matches_one_device_at_every_size
     _assert_right(names, examine_all([program(name, BATCH_SIZES) for name in names]))
 
 
+_ONE, _PLACE = Argument("batch", ("n", 1)), Argument("constant", (1, 1), "int32", "int 0 1")
+FOUND = {  # by drawn programs, and wrong or an error once
+    "shapes that differ": Case(
+        (
+            Step(
+                "ReciprocalGrad",
+                (
+                    ("y", Argument("batch", (1, "n"), "float32")),
+                    ("dy", Argument("batch", ("n", 1), "float32")),
+                ),
+            ),
+        )
+    ),
+    "shape of elements": Case(
+        (Step("declared.TensorListConcatV2", (("x", _ONE),), (("along", 0),)),), (), "sum"
+    ),
+    "one known place": Case(
+        (Step("GatherNd", (("params", Argument("batch", ("n", "n"))), ("indices", _PLACE))),),
+        (),
+        "sum",
+        "branch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_program_that_was_once_wrong_is_right(name):
+    _assert_right([name], examine([FOUND[name]], QUICK_SIZES, quick=True))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", KNOWN)
 def test_program_that_is_known_to_be_wrong_is_wrong(name):
