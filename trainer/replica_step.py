@@ -24,15 +24,8 @@ from ..distribute.arguments import show
 from ..distribute.gathering import gather_for_step, join_samples
 from ..distribute.mesh import combine_in_groups, mesh_of, this_replica
 from ..distribute.parameter_servers.updates import on_parameter_servers
-from ..distribute.replicas import all_reduce_sum, local_replica_index, replica_id
-from ..distribute.step_context import (
-    ReplicaSamples,
-    StepContext,
-    WeightTotals,
-    current_step,
-    draws_of,
-    step_scope,
-)
+from ..distribute.replicas import all_reduce_sum, local_replica_index
+from ..distribute.step_context import ReplicaSamples, StepContext, WeightTotals, current_step, step_scope
 from ..distribute.workers.agreement import spans_workers
 from ..state.random_state import find_reached
 from ..state.variable_state import held_by
@@ -290,14 +283,3 @@ def _samples_of_replica(strategy: tf.distribute.Strategy, samples: list[Any]) ->
         earlier = order[position - position % len(together) : position]
         part.returned = sum(samples[n] for n in earlier), samples[me]
     return part
-
-
-def draws_of_replica() -> contextlib.AbstractContextManager[None]:
-    """Let random layers draw this replica's numbers inside. Context: replica, outside a step."""
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    if replicas == 1 and not on_parameter_servers():
-        return contextlib.nullcontext()
-    me = replica_id() if replicas > 1 else 0
-    known = tf.get_static_value(me)
-    step = StepContext(me if known is None else int(known), replicas, 1, replicas, of_custom_loop=True)
-    return draws_of(step)

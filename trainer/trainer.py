@@ -3,6 +3,7 @@
 `compile` is in `compilation.py`, the step in `step/train_step.py`, the loops in `run/loops/` and `run/fit_loop.py`.
 """
 
+import contextlib
 from typing import Any, Never
 
 import keras
@@ -14,14 +15,14 @@ from ..compat.patches import wrap_within
 from ..compat.tensorflow_graphs.graphs import leave_as_written
 from ..compat.upstream_places import KerasTrainer, TensorFlowTrainer
 from ..distribute.arguments import check_names
-from ..distribute.replicas import in_replica_context
-from ..distribute.step_context import current_step
+from ..distribute.parameter_servers.updates import on_parameter_servers
+from ..distribute.replicas import in_replica_context, replica_id
+from ..distribute.step_context import StepContext, current_step, draws_of
 from ..distribute.workers.records import show_own_frames
 from ..mixed_precision.policy import check_policy_order
 from ..state.trained_model import TrainedModel
 from . import compile_checks, fit_checks
 from .compilation import Compilation, runner_of
-from .replica_step import draws_of_replica
 from .run import fit_loop
 from .run.checks.overflow import explain_batch, optimizer_logs
 from .run.evaluation import evaluate, pass_source, predict
@@ -57,7 +58,7 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
         """Call as Keras does; in a custom loop each replica draws its own random numbers."""
         if current_step() is not None or not (tf.distribute.has_strategy() and in_replica_context()):
             return super().__call__(*args, **kwargs)
-        with draws_of_replica():
+        with _draws_of_replica():
             return super().__call__(*args, **kwargs)
 
     # The steps. A subclass may override them; they are called in replica context.
@@ -240,6 +241,17 @@ class Trainer(SingleBatches, Compilation, TensorFlowTrainer):
             compile_checks.check_optimizer(self, method)
             check_policy_order(self, unless_trained=True)
         place_with_model(self)
+
+
+def _draws_of_replica() -> contextlib.AbstractContextManager[None]:
+    """Let random layers draw this replica's numbers inside. Context: replica, outside a step."""
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if replicas == 1 and not on_parameter_servers():
+        return contextlib.nullcontext()
+    me = replica_id() if replicas > 1 else 0
+    known = tf.get_static_value(me)
+    step = StepContext(me if known is None else int(known), replicas, 1, replicas, of_custom_loop=True)
+    return draws_of(step)
 
 
 def _overridden(model: TrainedModel, name: str, base: type) -> bool:

@@ -137,3 +137,14 @@ def test_parts_of_a_split_have_sizes_of_the_batch():
     parts = Parts(fn, np.random.default_rng().normal(size=(7, 3)))
     parts.check()
     assert not parts.gathers
+
+
+@pytest.mark.parametrize("extent", ["open", "known"])
+def test_shape_of_elements_is_that_of_one_device(extent):
+    def fn(x):
+        shape = tf.stack([-1 if extent == "open" else tf.shape(x)[0], 3])
+        held = tf.raw_ops.TensorListFromTensor(tensor=tf.stack([x, 2 * x]), element_shape=shape)
+        found = tf.raw_ops.TensorListElementShape(input_handle=held, shape_type=tf.int32)
+        return found, found[0], found[1], tf.reduce_prod(found), found[:1]
+
+    Parts(fn, np.ones((7, 3))).check()

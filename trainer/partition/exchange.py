@@ -74,8 +74,9 @@ def _plan(
         summand = where(replica.alive, summand)
     request = ask(_summand(summand))
     if have.is_sizes and tensor.shape.rank:
-        here = tf.range(tf.size(tensor)) == have.axis  # -1 stays -1
-        return [request], lambda size: tf.where(here, tf.maximum(restore(size), -1), tensor)
+        return [request], lambda size: tf.where(  # -1 stays -1
+            tf.range(tf.size(tensor)) == have.axis, tf.maximum(restore(size), -1), tensor
+        )
     return [request], restore
 
 

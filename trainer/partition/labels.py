@@ -118,6 +118,10 @@ class Joined(NamedTuple):
     labels: tuple[Label, ...]
 
 
+OPEN = "any"
+"""Instead of a choice, for the shape of the elements of a list: each replica has its own extent, or all have -1."""
+
+
 Labels = tuple[Label, ...]
 """How one tensor is distributed along each axis of the mesh of replicas, first along that of the batch."""
 

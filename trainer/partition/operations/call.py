@@ -92,8 +92,9 @@ class Call:
         for each, name in zip(described.input_arg, others):
             count = self.attr(each.number_attr) if each.number_attr else None
             given[name] = next(left) if count is None else [next(left) for _ in range(count)]
-        # Python has another name for `squeeze_dims`.
-        renamed = [e.name for e in described.attr if e.name not in given and e.type == "list(int)"]
+        # Python has other names for some attributes, and none for those that inputs tell.
+        told = {name for each in described.input_arg for name in (each.type_attr, each.number_attr, *given)}
+        renamed = [each.name for each in described.attr if each.name not in told]
         given.update(zip(others, map(self.attr, renamed)))
         with tf.init_scope(), tf.device("CPU:0"):
             try:

@@ -191,10 +191,14 @@ add_elementwise("""
 
 
 # Gradients of functions of each element broadcast nothing, and not all kernels check it.
-_GRADIENT: Any = {"terms": lambda call: Terms([call.names()] * 2, [call.names()])}
-_GRADIENT |= {"shape": _find_common_shape, "linear": PRODUCT}
+_GRADIENT: Any = {
+    "terms": lambda call: Terms([call.names()] * 2, [call.names()]),
+    "shape": _find_common_shape,
+    "linear": PRODUCT,
+}
 add_rows("ReluGrad Relu6Grad", fixed=(1,), scales=is_any, **_GRADIENT)
-_SMOOTH = "EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad"
-add_rows(_SMOOTH, fixed=(1,), scales=is_factor, **_GRADIENT)
+add_rows(
+    "EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad", fixed=(1,), scales=is_factor, **_GRADIENT
+)
 add_rows("TanhGrad SigmoidGrad", fixed=(0,), scales=is_factor, **_GRADIENT)
 add_rows("SqrtGrad RsqrtGrad ReciprocalGrad InvGrad", fixed=(0,), **_GRADIENT)

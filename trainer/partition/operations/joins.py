@@ -113,7 +113,7 @@ def _copy_split(call: ReplicaCall, given: list[Any]) -> list[Any]:
     """Return the parts of this replica's samples: the sizes of parts are those of the batch."""
     for label, place in zip(call.values[0].labels, call.places):
         if label.is_sharded and label.axis == call.axes(2)[0]:  # -1 stays -1
-            given = [given[0], times_ratio(given[1], place.held, place.global_samples), given[2]]
+            given[1] = times_ratio(given[1], place.held, place.global_samples)
     return call.make(given)
 
 

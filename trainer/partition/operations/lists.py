@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import EMPTY, REPLICATED, Label, sizes
+from ..labels import EMPTY, OPEN, REPLICATED, Label, sizes
 from ..sizes.size import Extent, Shape, is_open
 from ..sizes.size_arrays import Unknown, extents_of, merge_shapes, of_one_sample
 from .call import Call, Ruling, Shapes, View, Wants
@@ -84,7 +84,7 @@ def _move(label: Label, count: int) -> Label:
 
 def _open(axis: int) -> Label:
     """Requested for the shape of the elements of a list: each replica has its own extent of this axis."""
-    return sizes(axis, chosen="any")
+    return sizes(axis, chosen=OPEN)
 
 
 def _hold(number: int) -> Any:

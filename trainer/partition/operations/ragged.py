@@ -50,11 +50,9 @@ add_rows(
 
 
 def _label_unpadded(view: View) -> Ruling:
-    values = _values_of(view.labels[1])
-    return [
-        require(entries_of(view.labels[1]) if view.labels[0] == entries_of(view.labels[1]) else None),
-        None,
-    ], [values]
+    padded, offsets = view.labels
+    values, entries = _values_of(offsets), entries_of(offsets)
+    return [require(padded if padded == entries else None), None], [values]
 
 
 add_rows(

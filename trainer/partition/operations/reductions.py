@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..labels import PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
+from ..labels import OPEN, PARTIAL_MAX, PARTIAL_MEAN, PARTIAL_MIN, PARTIAL_SUM
 from ..sizes.bounds import Interval, bound_by, keep_bounds, largest_count
 from ..sizes.size import largest, smallest
 from ..sizes.size_arrays import product
@@ -56,7 +56,7 @@ def _label_mean(view: View) -> Ruling | None:
 
 def _label_product(view: View) -> Ruling | None:
     label = view.labels[0]  # of an extent and of sizes that are the same everywhere
-    counts = label.is_sizes and label.chosen and not view.attr("keep_dims")
+    counts = label.is_sizes and label.chosen not in (None, OPEN) and not view.attr("keep_dims")
     return ([None, None], [PARTIAL_SUM]) if counts else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..labels import PARTIAL_SUM, REPLICATED, Ragged, label_sharded, sizes
+from ..labels import OPEN, PARTIAL_SUM, REPLICATED, Ragged, label_sharded, sizes
 from ..sizes.positions import Progression, is_range
 from ..sizes.size import Extent, Length, Shape, Size, at_most, divide
 from ..sizes.size_arrays import Unknown, as_sizes, extents_of, plain
@@ -129,7 +129,7 @@ def _label_strided(view: View) -> Ruling | None:
     if not label.is_sizes or not label.chosen:
         return None
     length = view.shape()[0]
-    if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1:
+    if not isinstance(length, int) or not view.attr("shrink_axis_mask") & 1 or label.chosen == OPEN:
         raise Unknown
     if int(view.fixed(1)[0]) % length != label.axis:
         return view.keep(REPLICATED)
