@@ -90,9 +90,11 @@ def undisturbed(forked, tmp_path):
 
 def test_newcomer_joins_at_the_end_of_an_epoch_and_the_weights_are_those_of_one_process(run, undisturbed):
     run.hold(0)
-    first = run.start(3, 2)
+    run.words = ("alone",)
+    first = run.start(600, 2)
     run.wait_for(first, "epoch 0 as 0 of 1")
-    second = run.start(3, 2)  # TensorFlow 2.22 expects heartbeats within the timeout of the first
+    run.words = ()
+    second = run.start(600, 2)
     run.wait_for(second, "waiting until the run")
     run.release(0)
     printed = run.end(first, second)

@@ -1,6 +1,7 @@
-"""A worker of an elastic launch: `elastic.py OUT EPOCHS [eager] [mesh]` trains in float64, and prints its place and weights.
+"""A worker of an elastic launch: `elastic.py OUT EPOCHS [eager] [mesh] [alone]` trains in float64, prints place and weights.
 
-With "mesh", weights are divided over pairs of devices, and over all workers.
+With "mesh", weights are divided over pairs of devices, and over all workers. With "alone" the first attempt waits for no
+other machine, though the timeout of later attempts is long.
 
 Before an epoch for which there is a file OUT/hold-EPOCH it waits until that is gone.
 """
@@ -25,6 +26,8 @@ if "mesh" in sys.argv:
     layouts["dense/kernel"], layouts["dense_1/kernel"] = ("batch", "model"), ("model", None)
     distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
     keras.distribution.set_distribution(distribution)
+if "alone" in sys.argv and os.environ.get("UNISONO_RESTART") == "0":
+    os.environ["UNISONO_TIMEOUT"] = "1"
 strategy = unisono.distribute.auto_strategy()
 with strategy.scope():
     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
