@@ -143,7 +143,7 @@ def _measure(options: Any) -> None:
         start = time.perf_counter()
         model.fit(data, verbose=0)
         times.append((time.perf_counter() - start) / options.steps)
-    simulated = model._pipeline.plan(model).simulation().speedup
+    simulated = model._runner.pipeline.plan(model).simulation().speedup
     print(json.dumps({"seconds": min(times), "all": times, "simulated": simulated}))
 
 

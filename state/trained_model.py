@@ -102,7 +102,7 @@ def _is_text(part: tf.TypeSpec) -> bool:
 class ModelRecord:
     """What is kept next to a model from its creation on."""
 
-    pipeline: Any = None  # the `unisono.distribute.Pipeline` in whose scope it was made; None outside of one
+    runner: Any = None  # of a model made in the scope of a `Pipeline`; None: its strategy says
     distribution: Any = None  # the `keras.distribution` that was set then
     said: set[str] = dataclasses.field(default_factory=set)  # the warnings about its steps
 
@@ -159,7 +159,7 @@ class TrainedModel(Protocol):
     fit_state: FitState | None  # of the `fit` that is running
     history: keras.callbacks.History  # of the last `fit`
     _evaluating: bool  # whether `evaluate`, or a validation in `fit`, is running
-    _pipeline: Any  # see `ModelRecord`
+    _runner: Any  # how its steps run: a `trainer.run.fit_loop.Runner`
     _auto_jit: bool  # whether `jit_compile` is "auto"
     _auto_steps: bool  # whether `steps_per_execution` is "auto"
     _fixed_steps: int | None

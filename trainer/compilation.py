@@ -19,16 +19,15 @@ from ..state.trained_model import FitState, TrainedModel, record_of
 from . import compile_checks
 from .compile_checks import interpret
 from .parameter_servers.runner import ParameterServerRunner
-from .pipeline import pipeline_runner as pipeline_step
+from .pipeline.pipeline_runner import attach
 from .run.fit_loop import Runner
 from .step.variable_placement import bring_along
 
 
 def runner_of(model: TrainedModel) -> Runner:
-    """Return the runner of the steps: on workers of parameter servers, in the stages of a pipeline, or in this process."""
-    if on_parameter_servers(model.distribute_strategy):
-        return ParameterServerRunner()
-    return Runner() if model._pipeline is None else pipeline_step.PipelineRunner()
+    """Return what runs the steps: as the scope of the model says, on workers of parameter servers, or in this process."""
+    own = ParameterServerRunner if on_parameter_servers(model.distribute_strategy) else Runner
+    return record_of(model).runner or own()
 
 
 class Compilation(keras.Model if TYPE_CHECKING else object):
@@ -40,8 +39,8 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
     _auto_jit = True
 
     @property
-    def _pipeline(self) -> Any:
-        return record_of(self).pipeline
+    def _runner(self) -> Runner:
+        return runner_of(self)
 
     @property
     def _fixed_steps(self) -> int | None:
@@ -95,7 +94,7 @@ class Compilation(keras.Model if TYPE_CHECKING else object):
         PROGRAM_CACHE.release_flags()
         compile_checks.check_compile(self, {**given, **ways})
         bring_along(self, "compile")
-        pipeline_step.attach(self)
+        attach(self)
         check_policy_order(self)
         with self._strategy_scope():
             optimizer = wrap_optimizer(interpret("optimizer", optimizer, "optimizer"), self, auto_scale_loss)

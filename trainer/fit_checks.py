@@ -81,12 +81,10 @@ def check_home(model: TrainedModel, method: str) -> None:
     home = strategy_of(model)
     check_strategy(home)
     if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
-        other = "build it in `unisono.distribute.strategy_of(distribution).scope()`"
-        other = other if model._pipeline is None else "leave out the Pipeline"
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
-            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: {other}, "
-            "or call keras.distribution.set_distribution(None)."
+            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: build it in "
+            "`unisono.distribute.strategy_of(distribution).scope()`, or call keras.distribution.set_distribution(None)."
         )
     for variable in model.variables:
         value = raw_value(variable)
@@ -101,12 +99,13 @@ def check_home(model: TrainedModel, method: str) -> None:
 
 def check_traced_functions(model: TrainedModel, method: str) -> None:
     """Reject layers whose traced functions, as in a SavedModel, read variables that are trained elsewhere."""
-    if strategy_of(model) is None and model._pipeline is None:
+    moves = model._runner.moves_variables
+    if strategy_of(model) is None and not moves:
         return
     for layer in layers_of(model):
         captured = find_captures(layer)
         trained = [raw_value(v) for v in layer.trainable_variables] if captured else []
-        own = {id(getattr(v, "handle", None)) for v in trained if model._pipeline is not None}
+        own = {id(getattr(v, "handle", None)) for v in trained if moves}
         if trained and any(was_left(each) or id(each) in own for each in captured):
             raise ValueError(
                 f"`{method}()`: a function of the layer {layer.name!r} was traced before its variables were placed where "
@@ -147,9 +146,7 @@ def check_compiles(model: TrainedModel, method: str) -> None:
 
 def _find_scope(model: TrainedModel) -> str:
     home = strategy_of(model)
-    if home is None:
-        return "outside any scope" if model._pipeline is None else "for a Pipeline"
-    return f"under {_name(home)}"
+    return model._runner.home if home is None else f"under {_name(home)}"
 
 
 def _name(strategy: Any) -> str:

@@ -28,7 +28,7 @@ from ..distribute.moved_variables import prepare_variables
 from ..distribute.objects import download
 from ..distribute.storage import is_store_url, is_url, path_text, storage_path
 from ..state.trained_model import batch_norms_of
-from .pipeline import pipeline_runner as pipeline_step
+from .pipeline.pipeline_runner import attach
 from .step.variable_placement import bring_along, place_with_model, remember_distribution, trace_again
 from .trainer import Trainer
 
@@ -51,7 +51,7 @@ class Model(keras.Model, Trainer):  # pyright: ignore[reportGeneralTypeIssues]  
             return Functional.__new__(Functional, *args, **kwargs)
         instance = super().__new__(cls)
         prepare_variables()
-        pipeline_step.attach(instance)
+        attach(instance)
         remember_distribution(instance)
         return instance
 
@@ -145,7 +145,7 @@ def _adopt(model: keras.Model, arguments: dict[str, Any]) -> Model:
             f"{type(model).__name__}"
         )
     prepare_variables()
-    pipeline_step.attach(model)
+    attach(model)
     if isinstance(model, Model):
         bring_along(model, "adopt")
         return model

@@ -44,7 +44,7 @@ class FitLines:
         """
         function = self._state.function
         parts = _attention(getattr(function, "attention", ()))
-        if self._model._pipeline is not None or getattr(function, "partitioned", False):
+        if not self._model._runner.partitions or getattr(function, "partitioned", False):
             parts += self._apart  # a step that is not divided normalizes like one device
         late = [part for part in parts if part not in self._said]
         self._said.update(late)
@@ -102,10 +102,10 @@ def _wrap_parts(parts: Sequence[str]) -> str:
 
 
 def _place(model: TrainedModel, state: FitState) -> str:
-    strategy, pipeline = model.distribute_strategy, model._pipeline
+    if model._runner.place is not None:
+        return model._runner.place
+    strategy = model.distribute_strategy
     devices = [str(name).rpartition("device:")[2] for name in devices_of(strategy)]
-    if pipeline is not None:
-        return f"{len(pipeline.devices)} devices (Pipeline, {pipeline.stages} stages)"
     replicas, name, mesh = strategy.num_replicas_in_sync, strategy_name(strategy), mesh_of(strategy)
     count = f"mesh {mesh}" if mesh.divides_weights else f"{replicas} replicas"
     if num_workers() > 1:
@@ -158,19 +158,12 @@ def _backups(state: FitState) -> list[str]:
 
 def _batch_norms(model: TrainedModel) -> list[str]:
     """Return how many layers normalize with a part of the batch, unlike one device, and what changes that."""
-    pipeline, replicas = model._pipeline, mesh_of(model.distribute_strategy).shape[0]
-    parts = pipeline.micro_batches * pipeline.replicas if pipeline is not None else replicas
     apart = [each for each in batch_norms_of(model) if each.trainable and not each.synchronized]
-    if parts == 1 or not apart:
+    if model._runner.parts(model) == 1 or not apart:
         return []
     verb = "layer normalizes" if len(apart) == 1 else "layers normalize"
-    said = f"{len(apart)} BatchNormalization {verb} "
-    if pipeline is not None:
-        return [f"{said}each micro-batch apart"]
-    return [
-        f"{said}each replica's samples apart",
-        "unisono.synchronize_batch_norm(model) normalizes them together",
-    ]
+    what, *advice = model._runner.normalizes
+    return [f"{len(apart)} BatchNormalization {verb} {what}", *advice]
 
 
 def _best(callbacks: Sequence[Any]) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.trainer.run.fit_loop import Runner
 
 
 class CountingFunction:
@@ -24,7 +25,7 @@ class CountingFunction:
         self.alone, self.training, self.backend, self.recorder = True, name == "run", "graph", None
         self.predicts, self.recorders = False, dict[Any, Any]()
         self.model = types.SimpleNamespace(
-            run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
+            run_eagerly=True, jit_compile=False, _auto_jit=True, _runner=Runner()
         )
 
     def __call__(self, execution: Any) -> tuple[int, dict[str, Any]]:

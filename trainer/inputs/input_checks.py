@@ -84,7 +84,7 @@ def check_samples(batch: Any, replicas: int, inputs_alone: bool = False) -> list
     one_for_each = "`{}` must have as many samples as `{}`: pass one for each sample of the inputs. Received"
     if replicas > 1:
         shared = (
-            f"`{{}}` must have as many samples as `{{}}`, because {replicas} replicas share a batch: train on "
+            f"`{{}}` must have as many samples as `{{}}`, because a batch is divided into {replicas} parts: train on "
             "one replica, or use such batches in a custom `train_step`. Received"
         )
         return _check_equal(inputs, shared) + _check_equal([("x", inputs[0][1]), *targets], one_for_each)

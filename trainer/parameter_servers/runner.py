@@ -17,6 +17,8 @@ from .worker_steps import WorkerSteps
 class ParameterServerRunner(Runner):
     """Runs a model's steps on the workers of its `ParameterServerStrategy`. Has no state. Context: host."""
 
+    in_process = partitions = False
+
     def function(self, model: TrainedModel, phase: str) -> WorkerFunction:
         """Return the steps on workers; raise a `ValueError` if the cluster or an argument of `compile` forbids it."""
         return WorkerPrediction(model) if phase == "predict" else WorkerSteps(model, phase == "train")

@@ -14,7 +14,7 @@ from ...compat.keras_private.layers import layers_of, without_layer_losses
 from ...compat.keras_private.training import compiled_loss, compute_loss, flat_losses, overrides_compute_loss
 from ...compat.tensorflow_graphs.one_device import line_of_user
 from ...compat.upstream_places import unpack_x_y_sample_weight
-from ...distribute.pipeline.pipeline import current_pipeline
+from ...distribute.pipeline.pipeline import Pipeline, current_pipeline
 from ...distribute.pipeline.remote import raise_if_lost
 from ...distribute.step_context import StepContext, WeightTotals, step_scope, this_step
 from ...optimizers.building import optimizers_of
@@ -43,7 +43,7 @@ def attach(model: TrainedModel) -> None:
                 "A model must not be created in the scope of a strategy or a distribution inside a Pipeline's scope: for "
                 "data parallelism use `Pipeline(..., replicas=R)`."
             )
-        record_of(model).pipeline = pipeline
+        record_of(model).runner = PipelineRunner(pipeline)
         pipeline.remember(model)
 
 
@@ -60,7 +60,7 @@ def prepare(model: TrainedModel, samples: int | None, training: bool) -> None:
             "jit_compile=True is not possible in a Pipeline, since XLA compiles for one device: "
             "use jit_compile='auto' or False"
         )
-    plan = model._pipeline.plan(model, samples)
+    plan = model._runner.pipeline.plan(model, samples)
     for optimizer in optimizers_of(model):
         for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
             if part is not None and part.built and part not in plan.optimizers:
@@ -81,7 +81,7 @@ def train_step(model: TrainedModel, data: Any) -> dict[str, Any]:
 def forward_and_backward(model: TrainedModel, variables: list[Any], data: Any) -> tuple[Any, list[Any], Any]:
     """Compute loss, gradients and outputs in stages; arguments and result as `train_step.forward_and_backward`."""
     x, y, sample_weight = unpack_x_y_sample_weight(data)
-    step, plan = this_step(), model._pipeline.plan(model)
+    step, plan = this_step(), model._runner.pipeline.plan(model)
     scale = {} if model.optimizer is None else {"scale": model.optimizer.scale_loss}
     run = _make_pipelined(plan, x, step, training=True, **scale)
     head, by_micro_batch = _head_of(model, plan, run, step, x, y, sample_weight)
@@ -113,7 +113,7 @@ def predict_step(model: TrainedModel, data: Any) -> Any:
 
 
 def _forward(model: TrainedModel, x: Any, step: StepContext) -> Result:
-    plan: Plan = model._pipeline.plan(model)
+    plan: Plan = model._runner.pipeline.plan(model)
     result = _make_pipelined(plan, x, step, training=False).forward(plan.forward_jobs)
     for variable, value in result.writes:
         variable.assign(value)
@@ -129,7 +129,23 @@ def _make_pipelined(plan: Plan, x: Any, step: StepContext, training: bool, **sca
 
 
 class PipelineRunner(Runner):
-    """Like the plain runner, with forward and backward passes in stages."""
+    """Like the plain runner, with forward and backward passes in the stages of a `Pipeline`."""
+
+    partitions = False
+    moves_variables = True
+    no_xla = "the stages of a pipeline are on several devices, and XLA compiles for one"
+    home = "for a Pipeline"
+    all_of = " (of all stages)"
+    normalizes = ("each micro-batch apart",)
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.place = f"{len(pipeline.devices)} devices (Pipeline, {pipeline.stages} stages)"
+        self.rematerialization = None if pipeline.rematerialize else "`Pipeline(rematerialize=True)`"
+
+    def parts(self, model: TrainedModel) -> int:
+        """Return the number of micro-batches of all replicas."""
+        return self.pipeline.micro_batches * self.pipeline.replicas
 
     @contextlib.contextmanager
     def watch(self, model: TrainedModel) -> Iterator[None]:
@@ -137,7 +153,7 @@ class PipelineRunner(Runner):
         try:
             yield
         except Exception as error:
-            raise_if_lost(error, model._pipeline.devices, model._pipeline.stages)
+            raise_if_lost(error, self.pipeline.devices, self.pipeline.stages)
             raise
 
     def build(
@@ -148,7 +164,7 @@ class PipelineRunner(Runner):
             build.build_for(model, spec, "predict_step", samples)
             known = None if step == "predict_step" else samples  # predictions decide nothing about the stages
             prepare(model, known, training=step == "train_step")
-            plan = model._pipeline.plan(model)
+            plan = self.pipeline.plan(model)
             if step == "train_step" and plan.parts > 1 and not plan.samples_checked:
                 plan.samples_checked = True
                 warn_of_mixed_samples(model, spec)
@@ -269,7 +285,9 @@ def _works_on_samples(model: TrainedModel) -> bool:
     """Return whether the loss of a batch is the exact mean of its parts' losses."""
     if overrides_compute_loss(model):
         return False
-    flattest = min(model._pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape))
+    flattest = min(
+        model._runner.pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape)
+    )
     return all(
         works_on_samples(loss, flattest) and loss.reduction not in (None, "none")
         for loss in flat_losses(model)

@@ -13,7 +13,6 @@ from ...compat.upstream_places import (
     potentially_ragged_concat,
     unpack_x_y_sample_weight,
 )
-from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...state.trained_model import TrainedModel
 from ..fit_checks import with_global_batch
 from ..inputs import GivenData, Reading, Source, make_source
@@ -104,7 +103,7 @@ def concatenate(outputs: list[Any]) -> Any:
 
 def why_no_pass(model: TrainedModel, source: Source) -> str | None:
     """Return why `forward_pass` is impossible in this fit, and what to do; None if it is possible."""
-    if on_parameter_servers(model.distribute_strategy) or model._pipeline is not None:
+    if not model._runner.partitions:
         return "parameter servers and pipelines cannot run that pass: use a mirrored strategy"
     if not source.rewinds and source.position.given_steps is None:
         return "`x` is a generator, which cannot be read again: pass `steps_per_epoch`, or a keras.utils.PyDataset"

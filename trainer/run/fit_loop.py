@@ -31,11 +31,12 @@ from .logs.step_logs import record_steps
 from .loops.compiled_calls import CallLength, CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
+from .runner_facts import RunnerFacts
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 from .xla.xla_rule import choose_backend
 
 
-class Runner:
+class Runner(RunnerFacts):
     """The host loop, which runs steps in this process, or in each worker's process, synchronously with the others.
 
     Subclasses run them in a pipeline or on workers of parameter servers. It has no state. `runner_of` chooses the class.

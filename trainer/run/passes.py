@@ -153,24 +153,23 @@ def with_advice(model: TrainedModel, samples: int | None) -> Iterator[None]:
     try:
         yield
     except tf.errors.ResourceExhaustedError as error:
-        each = -(-(samples or 1) // mesh_of(model.distribute_strategy).shape[0])
+        each = f"{-(-(samples or 1) // mesh_of(model.distribute_strategy).shape[0])} samples{model._runner.all_of}"
         state = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
         weights, own = in_words(bytes_of(*model.variables)), in_words(bytes_of(*state))
-        where = " (of all stages)" if model._pipeline else ""
         error.add_note(
-            f"Memory of a replica with {each} samples{where}: weights {weights}, optimizer state {own}; gradients and "
-            f"activations take more. Less memory: {'; '.join(_list_options(model))}. See docs/guides/memory.md."
+            f"Memory of a replica with {each}: weights {weights}, optimizer state {own}; gradients "
+            f"and activations take more. Less memory: {'; '.join(_list_options(model))}. See docs/guides/memory.md."
         )
         raise
 
 
 def _list_options(model: TrainedModel) -> Iterator[str]:
     """Yield what needs less memory than the model's setup, beginning with the smallest changes."""
-    strategy, pipeline, layers = model.distribute_strategy, model._pipeline, layers_of(model)
+    strategy, layers = model.distribute_strategy, layers_of(model)
     mesh, level = mesh_of(strategy), level_of(strategy)
     yield "a smaller batch, also with `gradient_accumulation_steps`"
-    if not (pipeline.rematerialize if pipeline else any(map(computes_again, layers))):
-        yield "`Pipeline(rematerialize=True)`" if pipeline else "layers in a `keras.RematScope`"
+    if model._runner.rematerialization is not None and not any(map(computes_again, layers)):
+        yield model._runner.rematerialization
     if mesh.divides_weights:
         yield f"layouts that divide more weights, or more devices along {mesh.names[1]!r}"
     if isinstance(strategy, SHARDABLE) and strategy.num_replicas_in_sync > 1 and level != LEVELS[-1]:

@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from ...callbacks.call_schedule import batch_hook_of, steps_until_call
-from ...distribute.parameter_servers.updates import on_parameter_servers
 from ...distribute.workers.agreement import spans_workers
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs.batch import all_leaves
@@ -40,7 +39,7 @@ class SlowSteps:
 
     def end_call(self, call: CompiledCall, done: int) -> None:
         """Note that a compiled call of `done` steps and its callbacks are over; not for workers, whose calls overlap."""
-        if on_parameter_servers(self._model.distribute_strategy):
+        if not self._model._runner.in_process:
             return
         traces = self._function.compilations()
         new, self._traces = traces - self._traces, traces
@@ -76,7 +75,7 @@ class SlowSteps:
     def _seconds_of_empty_call(self, call: CompiledCall) -> float:
         """Measure a compiled call that runs no step; 0 if none can be made, as it would read a batch, or meet others."""
         chunk, function, times = call.chunks[-1], self._function, self._state.times
-        in_graph = function.backend == GRAPH and self._model._pipeline is None
+        in_graph = function.backend == GRAPH and self._model._runner.partitions
         if chunk.open_ended or not in_graph or spans_workers(self._model.distribute_strategy):
             return 0.0
         empty = CompiledCall([dataclasses.replace(chunk, steps=0)], self._state.step)

@@ -69,7 +69,7 @@ def remember_distribution(model: TrainedModel) -> None:
 
 def _only_strategy(model: TrainedModel) -> tf.distribute.Strategy | None:
     """Return the strategy of the current scope, of a distribution of Keras that is or was set, or of the variables."""
-    if model._pipeline is not None:
+    if record_of(model).runner is not None:
         return None
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy()

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import unisono
+from unisono.trainer.run.fit_loop import Runner
 
 FEATURES = 16
 
@@ -110,7 +111,7 @@ class Recorder:
         self.alone, self.training, self.predicts, self.backend = True, True, False, "graph"
         self.recorders: dict[Any, Any] = {}
         self.model = types.SimpleNamespace(
-            run_eagerly=True, jit_compile=False, _auto_jit=True, _pipeline=None
+            run_eagerly=True, jit_compile=False, _auto_jit=True, _runner=Runner()
         )
 
     def __call__(self, execution: Any) -> tuple[int, dict[str, Any]]:

@@ -169,10 +169,9 @@ class ModelPartition:
 
     @property
     def _rematerializes(self) -> bool:
-        servers, model = tf.distribute.experimental.ParameterServerStrategy, self._model
-        if model._pipeline is not None or isinstance(model.distribute_strategy, servers) or model.run_eagerly:
-            return False
-        return self._name == "train_step" and any(map(computes_again, layers_of(model)))
+        model = self._model
+        in_training = self._name == "train_step" and model._runner.partitions and not model.run_eagerly
+        return in_training and any(map(computes_again, layers_of(model)))
 
     def explain(self, spec: Any, samples: int) -> StepExplanation:
         """Return the collectives of a step on such a batch. Context: cross-replica, on several replicas."""
@@ -194,11 +193,8 @@ class ModelPartition:
 
 
 def shared_by_replicas(model: TrainedModel) -> bool:
-    """Return whether replicas share a batch without a pipeline."""
-    servers = tf.distribute.experimental.ParameterServerStrategy
-    strategy = model.distribute_strategy
-    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, servers)
-    return several and model._pipeline is None
+    """Return whether replicas share a batch."""
+    return model._runner.partitions and model.distribute_strategy.num_replicas_in_sync > 1
 
 
 def _is_strict() -> bool:

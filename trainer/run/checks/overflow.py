@@ -5,7 +5,6 @@ from typing import Any, cast
 import keras
 
 from .... import mixed_precision
-from ....distribute.parameter_servers.updates import on_parameter_servers
 from ....mixed_precision import skipped_steps
 from ....optimizers.building import optimizers_of
 from ....state.trained_model import TrainedModel
@@ -16,7 +15,7 @@ def check_progress(model: TrainedModel, call: CompiledCall, done: int) -> None:
     """Raise `LossScaleError` if every step is skipped, with the layer that causes it in the last of `done` steps."""
 
     def diagnose(loss_scale: float) -> str:
-        if on_parameter_servers(model.distribute_strategy):
+        if not model._runner.in_process:
             return "On parameter servers the layer that overflows cannot be found: run one step on one device"
         chunk = call.chunks[-1]
         batch = chunk.batch(min(done, chunk.steps) - 1)  # of an iterator, which has moved on, the next one

@@ -29,7 +29,7 @@ class Predictions:
         self._once = once if eager else graph_function(once, reduce_retracing=True)
         self.graphs = () if eager else (self._once,)
         self._batches = batches_of(self._chunk, self._strategy, *([] if eager else [graph_function]))
-        unlike = eager or not function.alone or function.model._pipeline is not None
+        unlike = eager or not function.alone or not function.model._runner.partitions
         self._may_loop = not (unlike or chunk.per_worker or chunk.signature is None)
         self._like: Any = None
         self._seen = 0

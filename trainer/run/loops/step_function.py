@@ -241,8 +241,8 @@ class StepFunction:
             hook.before_step(batch)
         custom = model._overrides_step(f"{self.phase}_step")
         if not (in_xla or custom):
-            sharers = strategy.num_replicas_in_sync if self.predicts or model._pipeline is None else 2
-            after = [*after, *check_samples(batch, sharers, inputs_alone=self.predicts)]
+            parts = max(strategy.num_replicas_in_sync, 1 if self.predicts else model._runner.parts(model))
+            after = [*after, *check_samples(batch, parts, inputs_alone=self.predicts)]
         elif worker_samples is not None:
             after = [*after, *check_equal_samples(batch)]
         if not in_xla:

@@ -53,10 +53,10 @@ def open_sizes(model: TrainedModel, steps: int | None, fixed: int | None = None)
     With a fixed batch size a smaller last batch is a second trace, which in a short fit costs as much as all steps. An
     open one, as in Keras, costs a few microseconds more for each step. So a long fit uses a fixed size for full batches.
 
-    A loop that predicts many batches in one call must know the batch size. XLA compiles for each size in any case. The
-    stages of a pipeline split batches of known size.
+    A loop that predicts many batches in one call must know the batch size. XLA compiles for each size in any case. A step in
+    parts that no strategy divides splits batches of known size.
     """
-    if model.jit_compile or model._pipeline is not None:
+    if model.jit_compile or not model._runner.partitions:
         return "no"
     return "all" if steps is not None and steps < (fixed or FIXED_SIZES) else "last"
 
@@ -105,8 +105,8 @@ def _reason_before_tracing(function: StepFunction, source: Source, steps: int | 
         return "XLA would all-gather all weights before it computes"
     if any(map(computes_again, layers_of(model))):
         return "XLA would undo the rematerialization of `keras.RematScope`"
-    if model._pipeline is not None:
-        return "the stages of a pipeline are on several devices, and XLA compiles for one"
+    if model._runner.no_xla is not None:
+        return model._runner.no_xla
     if several and not function.training:
         return "on several replicas XLA only compiles the computation of the gradients"
     if is_gpu(function.device()):

@@ -376,7 +376,7 @@ def test_dropout_draws_another_mask_for_each_micro_batch():
     with pipeline(2, 4).scope():
         model = unisono.Sequential([keras.Input((50,)), layers.Dropout(0.5), layers.Activation("linear")])
         model.compile("sgd", lambda y, p: keras.ops.mean(p, axis=-1))
-    plan = model._pipeline.plan(model)
+    plan = model._runner.pipeline.plan(model)
     run = PipelinedStep(plan.chain, plan.stages, [tf.ones((1, 50))] * 4, micro_steps(4, 4))
     masks = run.forward(plan.forward_jobs).outputs.numpy()
     assert len({tuple(row) for row in masks}) == 4
