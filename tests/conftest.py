@@ -53,10 +53,11 @@ def pytest_collection_modifyitems(config, items):
     named, found = set(), set()
     for item in items:
         if short := item.get_closest_marker("short"):
-            chosen = [case for case in short.args if fnmatch.fnmatchcase(item.callspec.id, case)]
-            named.update((item.function.__qualname__, case) for case in short.args)
+            cases, but = short.args or ("*",), short.kwargs.get("but", ())
+            chosen = {case for case in (*cases, *but) if fnmatch.fnmatchcase(item.callspec.id, case)}
+            named.update((item.function.__qualname__, case) for case in (*cases, *but))
             found.update((item.function.__qualname__, case) for case in chosen)
-            if not chosen:
+            if not chosen.intersection(cases) or chosen.intersection(but):
                 item.add_marker("long")
     if named - found and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"No case of a test has an id that its mark `short` names: {named - found}")

@@ -62,6 +62,14 @@ DIVIDED = {  # gathered and reduced inside, and in the results
 
 
 @pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.short(
+    but=[
+        "chosen samples in a branch",
+        "cut to the longest sentence",
+        "first sample of a slice",
+        "first sample",
+    ]
+)
 def test_samples_stay_on_their_replica(name):
     fn, communicated, *batch = DIVIDED[name]
     assert Parts(fn, *batch).check().communicated == communicated

@@ -34,7 +34,7 @@ def _communicated(program):
     return sum(sharded), len(sharded) - sum(sharded)
 
 
-@pytest.mark.short("SimCLR", "MoCo", "Squeezed", "RaggedText", "MaskedTokens", "MappedSamples")
+@pytest.mark.short("Squeezed")
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.kind.__name__)
 @pytest.mark.falls_back
 def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):

@@ -19,7 +19,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "number", "axis"), CASES)
-@pytest.mark.short("dense cross-entropy-0-1", "loop-0-1", "convolution-0-3", "tiled-0-1")
+@pytest.mark.short("dense cross-entropy-0-1")
 def test_program_of_a_batch_in_parts_along_two_axes_matches_one_device(name, number, axis):
     fn, *batch = PROGRAMS[name]
     array = np.asarray(batch[number])

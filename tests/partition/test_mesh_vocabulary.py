@@ -97,7 +97,7 @@ def check_sizes(parts, most):
     assert max(found) <= most
 
 
-@pytest.mark.short("4-*")
+@pytest.mark.short("4-dense", "4-largest")
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("count", [2, 4])
 def test_head_with_divided_classes_is_never_whole(name, count):
@@ -140,6 +140,7 @@ LOOKUPS = {
 
 @pytest.mark.parametrize("name", LOOKUPS)
 @pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.short("2-rows")
 def test_lookup_in_divided_rows_is_never_whole(name, count):
     parts = MeshParts(with_gradient(LOOKUPS[name]), [TOKENS], [(TABLE, 0)], count)
     parts.check([(4, 3), (6, 0, 1)], tolerance=1e-6 if name == "cast" else 1e-12)
@@ -157,6 +158,7 @@ def test_lookups_along_other_axes_of_a_divided_table_match_one_device():
 
 
 @pytest.mark.parametrize("layout", [(1, 0), (0, 1), (None, 1)])
+@pytest.mark.short("layout2")
 def test_tied_table_divided_along_columns_or_over_the_batch_too_matches_one_device(layout):
     fn = with_gradient(LOOKUPS["tied"])
     MeshParts(fn, [TOKENS], [(TABLE, layout)], again=True).check([(4, 3), (7, 0)])

@@ -35,7 +35,7 @@ def _assert_right(names, outcomes):
     assert not defects, "\n".join(defects)
 
 
-@pytest.mark.short(*map(str, range(5)))
+@pytest.mark.short(*map(str, range(5)), but=["4"])
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_program_with_sizes_and_special_numbers_matches_one_device(block):
     names = PROGRAMS[block::BLOCKS]
@@ -93,8 +93,8 @@ def _assert_drawn_are_right(names, seed, sizes, quick):
 
 
 def test_share_of_all_operations_matches_one_device():
-    cases = _assert_drawn_are_right(DRAWN[::SHARE], 0, QUICK_SIZES, quick=True)
-    assert len(cases) > 0.8 * len(DRAWN[::SHARE])
+    cases = _assert_drawn_are_right(DRAWN[:: 2 * SHARE], 0, QUICK_SIZES, quick=True)
+    assert len(cases) > 0.8 * len(DRAWN[:: 2 * SHARE])
 
 
 @pytest.mark.long
@@ -113,6 +113,7 @@ def test_operations_match_one_device_with_default_collectives(block, monkeypatch
 
 
 @pytest.mark.parametrize("shape, dtype", [(("n2", 3), "int32"), ((4, "n2"), "complex128")])
+@pytest.mark.short("shape1-complex128")
 def test_tensor_of_unknown_rank_is_gathered_by_default_collectives(shape, dtype, monkeypatch):
     monkeypatch.setattr(Parts, "run_parts", Parts.run_on_strategy)
     squeezed = Step(

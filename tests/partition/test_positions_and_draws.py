@@ -162,6 +162,7 @@ SEEDS = {  # of each draw: one tensor, or equal ones
 
 
 @pytest.mark.parametrize("name", SEEDS)
+@pytest.mark.short("computed twice", "one tensor")
 def test_seed_of_two_sizes_draws_the_same_numbers(name):
     def fn(x):
         n, drawn = tf.shape(x)[0], tf.random.uniform([2], maxval=99, dtype=tf.int32)

@@ -198,6 +198,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.short(but=["normalised", "one pool of two arrays", "slices"])
 def test_operation_on_ragged_values_matches_the_whole(name):
     fn, *batch = PROGRAMS[name]
     Parts(fn, *batch).check(parts=((3, 4), (2, 3, 2), (6, 0, 1)))

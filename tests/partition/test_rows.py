@@ -76,6 +76,7 @@ ANGLES = Step("Tanh", (("x", Argument("batch", ("n", 3))),))
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.short("function")
 def test_program_in_a_context_matches_one_device_with_its_gradient(context):
     (found,) = examine([Case((ANGLES,), (), "square", context)], QUICK_SIZES, quick=True)
     assert found.kind == ("gathered" if context.startswith("gathered") else "right")

@@ -72,6 +72,7 @@ GATHERED = {
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.short(but=["product"])
 def test_step_on_sparse_arrays_gathers_nothing_and_matches_the_whole(name):
     fn, *batch = OWN[name]
     parts = Parts(fn, *batch).check()
@@ -79,6 +80,7 @@ def test_step_on_sparse_arrays_gathers_nothing_and_matches_the_whole(name):
 
 
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.short("cubes")
 def test_batch_without_entries_matches_the_whole(name):
     fn, x, *rest = OWN[name]
     parts = Parts(fn, x, *rest)

@@ -126,6 +126,7 @@ def test_error_of_user_code_comes_without_a_word_on_one_replica(strict, monkeypa
 
 
 @pytest.mark.parametrize("strict", ["0", "1"])
+@pytest.mark.short("0")
 def test_each_call_says_that_it_runs_on_one_replica_until_it_has(strict, monkeypatch):
     monkeypatch.setenv("UNISONO_STRICT", strict)
     with mirrored(2).scope():

@@ -146,6 +146,7 @@ def peer(address, words, slowly=False):
 
 
 @pytest.mark.parametrize("words", [GREETING, b"SSH-2.0-OpenSSH\r\n", b"[1]\n"])
+@pytest.mark.short("[[]1]\\n")
 def test_rendezvous_takes_nobody_for_worker_0_who_does_not_say_so(words):
     workers = addresses(2)
     with peer(workers[0], words):

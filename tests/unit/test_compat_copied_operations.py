@@ -113,6 +113,7 @@ def meaning(graph, variables):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.short(but=["adam, averages", "adamax", "adamw"])
 def test_the_graph_is_the_one_of_a_trace_for_each_variable(name, copied, monkeypatch):
     graph, state = trained(OPTIMIZERS[name])
     assert len(copied) >= 3 and all(copied)
@@ -125,6 +126,7 @@ def test_the_graph_is_the_one_of_a_trace_for_each_variable(name, copied, monkeyp
 @pytest.mark.parametrize(
     ("replicas", "options"), [(1, {}), (1, {"jit_compile": True}), (1, {"run_eagerly": True}), (2, {})]
 )
+@pytest.mark.short("1-options2")
 def test_fit_trains_the_same_bits(replicas, options, copied, monkeypatch):
     def trained():
         keras.utils.set_random_seed(1)

@@ -208,6 +208,7 @@ def test_what_a_function_changes_while_it_is_used_says_nothing():
 
 
 @pytest.mark.parametrize("kind", NUMBERED)
+@pytest.mark.short(but=["several maps"])
 def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     """Names and numbers that TensorFlow assigns to functions and caches do not matter."""
 
@@ -287,15 +288,7 @@ INEXACT = {
 }
 
 
-@pytest.mark.short(
-    "shuffled",
-    "from_drawing*",
-    "py_function",
-    "*undetermined*",
-    "numpy_and_cached",
-    "seeded_layer",
-    "python_global",
-)
+@pytest.mark.short("numpy_and_cached", "py_function", "python_global", "undetermined_generator")
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     """At positions within and between three epochs, each time in an input built again, as in another process."""

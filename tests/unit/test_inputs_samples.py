@@ -119,6 +119,7 @@ def test_every_sample_of_any_structure_is_read_once(plan, rows, batch, shuffle, 
 
 
 @pytest.mark.parametrize("kind", ["ragged", "sparse", "string", "matrix"])
+@pytest.mark.short("matrix", "sparse", "string")
 def test_slice_in_a_graph_with_unknown_bounds(kind):
     value = tensors(leaf(kind, 7))
 
@@ -173,6 +174,7 @@ def test_floats_become_floatx_and_the_rest_stays():
     "counts, units", [((4, 12), 4), ((12, 8, 20), 4), ((3, 7), 1), ((5, 5), 5), ((0, 6), 6)]
 )
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.short(but=["True-counts0-4"])
 def test_parts_of_unequal_arrays_have_the_same_share_of_each(counts, units, known):
     spec = [tf.TensorSpec([count if known else None], tf.int32) for count in counts]
 

@@ -88,6 +88,7 @@ def test_checkpoint_keeps_a_file_of_the_users_under_another_name(file, tmp_path,
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "AnomalyReport"])
+@pytest.mark.short("BackupAndRestore", "JSONLines")
 def test_own_files_are_overwritten_by_a_second_run(name, tmp_path, model):
     make, files = FILES[name]
     for _ in range(2):

@@ -33,6 +33,7 @@ def data(bad_row=None):
 
 @pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.short("arrays-get_strategy")
 def test_anomaly_names_step_layer_and_batch_and_keeps_the_model_before_it(make_strategy, kind, tmp_path):
     x, y = data(bad_row=23)
     wanted = make_model(make_strategy())

@@ -84,6 +84,7 @@ def events(folder):
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain", "plain, not compiled"])
+@pytest.mark.short("plain, not compiled")
 def test_every_callback_works_in_a_loop_of_the_users_own(kind, tmp_path, capsys):
     model, strategy = model_of(kind)
     callbacks = [
@@ -128,6 +129,7 @@ def test_every_callback_works_in_the_fit_of_plain_keras(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
+@pytest.mark.short("plain")
 def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kind, tmp_path):
     ends = []
     for stop_at in (None, (1, 3)):

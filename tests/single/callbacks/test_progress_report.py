@@ -27,6 +27,7 @@ Y = X[:, :1]
 
 
 @pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
+@pytest.mark.short("get_strategy")
 def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     model = make_model(make_strategy())
     report = unisono.callbacks.TrainingReport(tmp_path / "r.html", title="T")
@@ -139,6 +140,7 @@ def test_json_lines_by_epoch_and_by_step(tmp_path):
     assert [(s["epoch"], s["step"]) for s in steps if s.get("steps")] == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
+@pytest.mark.long
 def test_logs_of_a_resumed_run_are_those_of_a_run_that_was_never_killed(tmp_path):
     def train(folder, dies_at=None):
         keras.utils.set_random_seed(5)

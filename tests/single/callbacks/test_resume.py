@@ -96,6 +96,7 @@ def backups(of_step_four, tmp_path):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.short("True")
 def test_resumed_fit_ends_with_the_same_bits(eager, tmp_path, capsys):
     expected = fit(make_model(eager=eager))
     interrupted(tmp_path, 5, model=make_model(eager=eager))
@@ -533,6 +534,7 @@ class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.short("None")
 def test_optimizer_of_a_custom_step_is_there_before_it_is_restored(replicas, tmp_path):
     def train(*extra):
         keras.backend.clear_session()

@@ -36,7 +36,7 @@ def trained(make, *extra, validation=None, steps=None):
     return [weight.tobytes() for weight in model.get_weights()], history.history
 
 
-@pytest.mark.short("slowly_from_numpy-None-None", "pydataset_shuffles_itself-pydataset_own_shuffle-3")
+@pytest.mark.short("pydataset_shuffles_itself-pydataset_own_shuffle-3")
 @pytest.mark.parametrize(
     ("make", "validation", "steps"),
     [
@@ -138,6 +138,7 @@ class Hidden(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("named", [False, True])
+@pytest.mark.short("False")
 def test_generator_that_another_module_hides_is_restored_if_it_is_named_and_else_warned_of(
     named, tmp_path, monkeypatch, recwarn
 ):

@@ -209,6 +209,7 @@ def test_backups_are_removed_when_training_is_done():
 
 
 @pytest.mark.parametrize("kind", ["fail", "lose the answer", "cut", "twice", "late"])
+@pytest.mark.short(but=["late"])
 def test_one_fault_at_each_call_loses_nothing(kind, monkeypatch):
     """Every call that reads or writes goes wrong once, in a run that is killed and resumed."""
     monkeypatch.setenv("MY_SECRET_KEY", "secret-key-of-mine")
@@ -243,6 +244,7 @@ def save_and_read(url):
 
 
 @pytest.mark.parametrize("kind", ["fail", "cut", "late"])
+@pytest.mark.short("cut")
 def test_faults_in_a_run_that_is_killed_and_resumed(kind):
     reference = train()
     for at in (3, 17, 29):

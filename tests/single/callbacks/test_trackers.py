@@ -85,6 +85,7 @@ def assert_same(seen, expected, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("how", [{}, {"jit_compile": True}, {"replicas": 3}], ids=str)
+@pytest.mark.short("{}")
 def test_logger_reads_the_optimizer_of_each_step_in_few_calls(how):
     found, expected, calls = WandbMetricsLogger(), WandbMetricsLogger(), Calls()
     fit(keras, [expected])
@@ -185,6 +186,7 @@ def scalars(folder):
 
 @pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 @pytest.mark.parametrize("frequency", ["batch", 5])
+@pytest.mark.short("5-TensorBoard0")
 def test_tensorboard_writes_each_step_in_few_calls(tmp_path, frequency, kind):
     calls = Calls()
     boards = [
@@ -251,6 +253,7 @@ class EvaluationCalls(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.short("1")
 def test_logger_reads_each_step_of_a_validation_in_few_calls(replicas):
     seen = []
     for package in (keras, unisono):

@@ -89,6 +89,7 @@ def test_error_at_any_hook_leaves_nothing_in_the_process(model, error, tmp_path,
         assert process_state() == before, hook
 
 
+@pytest.mark.short("keras")
 def test_signal_after_a_fit_that_failed_has_its_usual_effect(model, tmp_path):
     """Also while the error, and thus the frame of `fit`, is alive, and after several failed fits."""
     told = []

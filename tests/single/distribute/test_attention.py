@@ -45,7 +45,7 @@ def draw(*shape):
     return tf.constant(R.normal(size=shape))
 
 
-@pytest.mark.short("True-*", "False-all")
+@pytest.mark.short("True-keys", "True-no batch")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_equal_keras_with_first_and_second_gradients(mask, causal):

@@ -79,7 +79,7 @@ def smooth(kind):
     return fitted(decoder(Smooth))
 
 
-@pytest.mark.short("adapted", "smooth")
+@pytest.mark.short("smooth")
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize(
     "use", [adapted, rematerialized, accumulated, enabled, smooth], ids=lambda f: f.__name__
@@ -91,7 +91,7 @@ def test_training_that_changes_numbers_equals_keras(use, in_blocks):
     assert len(in_blocks) >= 2
 
 
-@pytest.mark.short("float32-*-none")
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["none", "mirrored3"])
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
@@ -159,6 +159,7 @@ def test_evaluate_predict_and_saved_models_equal_keras(in_blocks, tmp_path):
     assert len(in_blocks) == calls
 
 
+@pytest.mark.long
 def test_resumed_run_has_the_bits_of_one_that_was_never_interrupted(tmp_path):
     def train(*callbacks):
         model = decoder()

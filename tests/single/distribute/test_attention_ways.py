@@ -130,7 +130,7 @@ WAYS = {
 }
 
 
-@pytest.mark.short("graph", "heads on 2 devices")
+@pytest.mark.short("graph")
 @pytest.mark.parametrize("way", WAYS)
 def test_training_in_blocks_equals_keras(way, in_blocks):
     found, expected = WAYS[way](), of_keras()

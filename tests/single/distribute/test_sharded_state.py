@@ -118,12 +118,7 @@ def state(model):
     return [*model.get_weights(), *model.optimizer.get_weights()]
 
 
-@pytest.mark.short(
-    "loss scale-2-optimizer",
-    "aggregated by the step-3-weights",
-    "several optimizers-3-weights",
-    "aggregator behind a loss scale-3-weights",
-)
+@pytest.mark.short("several optimizers-3-weights")
 @pytest.mark.parametrize(
     ("name", "replicas", "level"),
     [(name, 2 + i % 2, ("optimizer", "weights")[i % 2]) for i, name in enumerate(PROGRAMS)],

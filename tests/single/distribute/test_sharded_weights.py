@@ -116,7 +116,7 @@ def trained(strategy, make, x, **options):
     return helpers.train(make, (x, Y), strategy, {"batch_size": 5}, optimizer=adam, **options)[0]
 
 
-@pytest.mark.short("nested graphs", "tied")
+@pytest.mark.short("tied")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_user_code_sees_whole_weights_and_gets_the_results_of_one_device(name, recwarn):
     make, x = PROGRAMS[name]

@@ -56,7 +56,7 @@ def fitted(kind, strategy=None):
     return model
 
 
-@pytest.mark.short("weights", "weights on a mesh", "pipeline", "state of a pipeline")
+@pytest.mark.short("pipeline", "state of a pipeline")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_weight_decay_excludes_divided_weights_by_the_names_of_plain_ones(name):
     for kind in (unisono.Model,) if "pipeline" in name else (unisono.Model, keras.Model):
@@ -83,6 +83,7 @@ class Notes(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("name", ["none", "optimizer state", "weights"])
+@pytest.mark.short("none")
 def test_update_rule_of_the_user_reads_of_divided_weights_what_it_reads_of_plain_ones(name):
     found = []
     for strategy in (None, STRATEGIES.get(name, lambda: helpers.mirrored(2))()):

@@ -68,6 +68,7 @@ def rows_of(replica, batch=0, replicas=2):
         pytest.param([*rows_of(0, 1), *rows_of(1, 1), *rows_of(0, 2)], 2, id="all-replicas-and-another-step"),
     ],
 )
+@pytest.mark.short("first-replica-first-step")
 def test_overflow_on_some_replica_skips_the_step_on_all(bad_rows, skipped):
     one, history_one, _ = trained("none", bad_rows)
     two, history_two, strategy = trained("mirrored2", bad_rows)

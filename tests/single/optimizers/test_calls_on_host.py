@@ -63,7 +63,7 @@ def counted(monkeypatch):
     return known
 
 
-@pytest.mark.short("*-options1", "*-options4", "*-options5")
+@pytest.mark.short("adam-1-options1")
 @pytest.mark.parametrize(
     ("optimizer", "counts", "options"),
     [

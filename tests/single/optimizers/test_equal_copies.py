@@ -103,6 +103,7 @@ def variables_for(case, count):
 @pytest.mark.parametrize(
     "cases, count", [(RULES, 3), (STAGES, 12), (USERS, 12)], ids=["rules", "stages", "users"]
 )
+@pytest.mark.short("stages")
 def test_copies_are_equal_bit_for_bit(cases, count):
     strategy = helpers.mirrored(2)
     with strategy.scope():

@@ -13,6 +13,7 @@ BATCH = 5  # uneven on two replicas, without a partial last batch, which would n
 
 
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
+@pytest.mark.short("mirrored2")
 def test_second_fit_goes_on_with_the_variables_of_the_first(name):
     histories = []
     for kind in ("none", name):
@@ -163,12 +164,7 @@ MADE_ELSEWHERE = [
 ]
 
 
-@pytest.mark.short(
-    "models_used_before-mirrored2",
-    "head_outside_of_the_scope-mirrored2",
-    "trained_by_keras_and_adopted-one",
-    "adopted_before-mirrored2",
-)
+@pytest.mark.short("adopted_before-mirrored2", "trained_by_keras_and_adopted-one")
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.parametrize(
     ("make", "name"),
@@ -232,7 +228,7 @@ def trained_by(optimizer, name, built):
     return model.get_weights(), [v.numpy() for v in optimizer.variables]
 
 
-@pytest.mark.short("inside-keras", "never-chosen", "inside-around", "compiled-ours")
+@pytest.mark.short("inside-around")
 @pytest.mark.parametrize("make", MADE_BEFORE.values(), ids=MADE_BEFORE.keys())
 @pytest.mark.parametrize("built", ["inside", "compiled", "before", "never"])
 def test_optimizer_made_outside_of_the_scope_is_moved_wherever_it_is_built(make, built):
@@ -275,7 +271,7 @@ def fine_tuned(make, strategy, inside=False):
     return history["loss"], model.get_weights(), model.predict(X, verbose=0)
 
 
-@pytest.mark.short("loaded-mirrored2", "compiled-mirrored3")
+@pytest.mark.short("compiled-mirrored3")
 @pytest.mark.parametrize("name", ["mirrored1", "mirrored2", "mirrored3", "central2"])
 @pytest.mark.parametrize("kind", ["loaded", "compiled"])
 def test_functions_compiled_outside_of_the_scope_read_the_variables_that_are_trained(kind, name, saved_model):
@@ -285,6 +281,7 @@ def test_functions_compiled_outside_of_the_scope_read_the_variables_that_are_tra
 
 
 @pytest.mark.parametrize("place", ["one", "weights", "pipeline"])
+@pytest.mark.short("one", "pipeline")
 def test_functions_that_do_not_read_the_trained_variables_name_their_layer(place, saved_model):
     strategies = {
         "one": lambda: helpers.strategy("one"),

@@ -113,7 +113,7 @@ def rule(name):
     return getattr(optimizers, name), dtype, tolerance
 
 
-@pytest.mark.short("Adafactor", "Muon", "Adam")
+@pytest.mark.short("Adafactor", "Adam")
 @pytest.mark.parametrize("number", range(len(helpers.OPTIMIZERS)), ids=helpers.OPTIMIZERS)
 def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     name = helpers.OPTIMIZERS[number]

@@ -206,6 +206,7 @@ def test_checkpoint_moves_between_replica_counts(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", ["none", "mirrored2"])
+@pytest.mark.short("none")
 def test_export_serves_the_same_outputs(strategy, tmp_path):
     with helpers.scope(helpers.strategy(strategy)):
         model = compiled(sequential())
@@ -243,6 +244,7 @@ def test_adopted_model_trains_as_itself_and_keeps_what_it_was():
     assert isinstance(ours, keras.Sequential) and isinstance(ours, unisono.Model)
 
 
+@pytest.mark.long
 def test_metrics_that_a_function_of_keras_has_built_are_those_of_one_device_after_adoption():
     """The counts of before are parts of a sum on replicas, so that no more than one copy has them."""
     x = np.random.default_rng(1).normal(size=(12, 4)).astype("float32")

@@ -365,5 +365,6 @@ def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
+@pytest.mark.short(but=["custom step on two replicas", "resumed fit"])
 def test_right_program_warns_of_nothing(name, tmp_path, monkeypatch):
     PROGRAMS[name](tmp_path, monkeypatch)

@@ -63,6 +63,7 @@ def losses_of(model, samples=12):
 @pytest.mark.falls_back
 @pytest.mark.parametrize("make", [functional, Subclass, sequential])
 @pytest.mark.filterwarnings("ignore:The `train_step`")
+@pytest.mark.short("Subclass")
 def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(make):
     expected = losses_of(compiled(lambda: functional(keras.Model)))
     for strategy in (None, helpers.mirrored(2), helpers.mirrored(4)):
@@ -90,6 +91,7 @@ class Means(unisono.Model):
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.short("True")
 def test_scalar_outputs_are_one_number_a_batch_on_every_number_of_replicas(eagerly):
     found = []
     for replicas in (1, 2, 3):
@@ -133,12 +135,14 @@ def adam():
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("kind", DIVIDED)
+@pytest.mark.short("both-False", "mesh-False", "weights-False")
 def test_loop_outside_of_the_scope_updates_divided_weights_as_wholes(kind, traced):
     expected = loop_outside(None, False, adam)
     helpers.assert_close(loop_outside(DIVIDED[kind](), traced, adam), expected, helpers.FLOAT32)
 
 
 @pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.short("False")
 def test_loop_outside_of_the_scope_builds_an_optimizer_of_keras(traced):
     make = lambda: keras.optimizers.SGD(0.1, momentum=0.5)  # noqa: E731
     expected = loop_outside(None, False, make)
@@ -147,6 +151,7 @@ def test_loop_outside_of_the_scope_builds_an_optimizer_of_keras(traced):
 
 
 @pytest.mark.parametrize("kind", DIVIDED)
+@pytest.mark.short("mesh", "weights")
 def test_plain_keras_model_is_rejected_where_weights_are_divided(kind):
     strategy = DIVIDED[kind]()
     model = compiled(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="a")]), strategy)
@@ -207,6 +212,7 @@ class Places(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("method", ["scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"])
+@pytest.mark.short("scatter_nd_sub", "scatter_nd_update")
 def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method):
     def make():
         inputs = keras.Input((4,))
@@ -298,6 +304,7 @@ class Product(unisono.Model):
 
 @pytest.mark.parametrize("make", ["functional", "subclassed"])
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.short("1-functional", "1-subclassed")
 def test_dataset_that_changes_its_width_names_the_batch_and_the_shapes(make, replicas):
     def layers():
         return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -344,6 +351,7 @@ def test_one_input_of_a_sequential_is_the_first_of_several_arrays_as_in_keras():
 
 
 @pytest.mark.parametrize("kind", DIVIDED)
+@pytest.mark.short("weights")
 def test_batches_of_any_width_train_divided_weights(kind):
     def make():
         return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="a"), keras.layers.Dense(2)])

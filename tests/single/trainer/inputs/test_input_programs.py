@@ -68,6 +68,7 @@ def with_words(package, structure):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("declared", ["list", "dict"])
+@pytest.mark.short("dict-1", "list-1", "list-2")
 def test_strings_are_found_by_name(declared, replicas):
     structure = {
         "list": lambda word, number: [word, number],
@@ -88,6 +89,7 @@ def test_targets_of_one_dimension_train_as_in_keras():
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
+@pytest.mark.short("GRU", "SimpleRNN")
 def test_stateful_layers_are_rejected_on_several_replicas_and_train_on_one(layer):
     x = np.tile(X[:12, None], (1, 3, 1))
 
@@ -102,6 +104,7 @@ def test_stateful_layers_are_rejected_on_several_replicas_and_train_on_one(layer
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.short("False-1", "True-1", "True-2")
 def test_targets_with_more_samples_than_inputs_are_rejected(known, replicas):
     data = tf.data.Dataset.from_tensor_slices((X[:18], Y[:18])).batch(6, drop_remainder=known)
     data = data.map(lambda x, y: (x, tf.concat([y, y], 0)))

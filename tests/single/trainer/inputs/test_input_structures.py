@@ -162,7 +162,7 @@ def results(case, replicas, as_dataset, eager):
     return [history["loss"], weights, model.predict(data, verbose=0)]
 
 
-@pytest.mark.short("scalars and two outputs", "ragged, functional", "lookup")
+@pytest.mark.short("lookup")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.falls_back
 def test_structure_gives_the_results_of_one_device(case):
@@ -174,6 +174,7 @@ def test_structure_gives_the_results_of_one_device(case):
 
 
 @pytest.mark.parametrize("case", ["sparse", "ragged, functional"])
+@pytest.mark.short("sparse")
 def test_model_with_composite_inputs_is_saved_and_opened_with_and_without_us(case, tmp_path):
     make, x, y = CASES[case]
     model = make()
@@ -283,7 +284,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.short("not finite", "pipeline")
+@pytest.mark.short("not finite")
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_goes_wrong_in_the_middle_leaves_the_last_good_step_on_every_replica(case, tmp_path):
     make, error, message = BROKEN[case]

@@ -145,6 +145,9 @@ def used(model, name):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.short(
+    but=["array, targets and weights", "array", "dataset of a nest", "dataset with sparse", "nest"]
+)
 def test_custom_steps_get_the_structure_that_keras_gives(name):
     right, seen = used(step_model(keras.Model), name)
     with helpers.mirrored(2 if name in GRAPH else 3).scope():
@@ -224,6 +227,7 @@ STANDARD = {
 
 
 @pytest.mark.parametrize("name", STANDARD)
+@pytest.mark.short("(x, None)", "(x, y, w)", "(x,)")
 def test_keras_steps_take_what_keras_takes_apart(name):
     results = []
     for base, scope in ((keras.Model, None), (unisono.Model, helpers.mirrored(3))):

@@ -65,12 +65,7 @@ def equal(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.short(
-    "last of fewer-items-reduce_mean-1",
-    "last of fewer-zipped-reduce_sum-3",
-    "known-zipped-reduce_mean-3",
-    "no divisor-items-reduce_mean-3",
-)
+@pytest.mark.short("known-zipped-reduce_mean-3", "last of fewer-items-reduce_mean-1")
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
 @pytest.mark.parametrize("given", [zipped, items])
@@ -137,6 +132,7 @@ def test_graphs_with_targets_of_their_nodes_train_on_one_device(kind):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.short("PyDataset", "dataset of one size", "generator")
 def test_graphs_are_rejected_on_several_replicas(kind):
     counts = r"(?:\[9\] \[3\]|9 samples in .* 3 in)"
     named = rf"`x.*nodes.*` must have as many samples as `x.*graph.*2 replicas.*{counts}"

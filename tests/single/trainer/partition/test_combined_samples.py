@@ -42,6 +42,7 @@ def _batches(*arrays, size):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("size", [7, 3])
+@pytest.mark.short("7")
 def test_padded_batches_of_any_size_match_one_device(size):
     batches = _batches(X, T, size=size)
     assert_close(_fitted(mirrored(3), batches), _fitted(None, batches), 1e-12, "padded")

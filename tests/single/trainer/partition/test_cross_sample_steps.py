@@ -221,7 +221,7 @@ STEPS = {
 }
 
 
-@pytest.mark.short("minimized-2", "contrastive-2", "bounded-3")
+@pytest.mark.short("bounded-3")
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", STEPS)
 def test_custom_step_matches_one_device(name, replicas):
@@ -232,7 +232,7 @@ LENGTHS = [1, 2, 3] * 5
 BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), LENGTHS)
 
 
-@pytest.mark.short("3-Ranks", "2-OfBoxes")
+@pytest.mark.short("2-OfBoxes")
 @pytest.mark.parametrize(
     ("make", "data"),
     [(OfBoxes, {"y": BOXES}), (Ranks, {"x": tf.sparse.from_dense(np.maximum(X, 0)), "y": X})],
@@ -249,7 +249,7 @@ def test_eager_custom_step_matches_one_device(name):
     assert_parity(STEPS[name], 3, run_eagerly=True)
 
 
-@pytest.mark.short("3-Python code", "2-branch")
+@pytest.mark.short("2-branch")
 @pytest.mark.parametrize(
     ("make", "reason"),
     [(lambda: Net(with_python_code), "PyFunc"), (AccumulatesInBranch, "an optimizer is called in a branch")],
@@ -273,6 +273,7 @@ class SumsWhatIsMasked(OfCall):
         return ops.sum(ops.where(mask, ops.square(y - y_pred), 0.0))
 
 
+@pytest.mark.long
 def test_a_sum_over_places_that_are_drawn_is_a_sum():
     """On two replicas a mean would be half of it; the masks differ, so the values are only close."""
     one, two = (trained(SumsWhatIsMasked, replicas, batch=15)[0][2]["loss"][0] for replicas in (1, 2))

@@ -264,13 +264,14 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
 
 
-@pytest.mark.short("PlainMean", "LossObject", "TimesReplicas", "NoCall")
+@pytest.mark.short("NoCall")
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
     check(train(cls, helpers.mirrored(cls.replicas)), one_device(cls))
 
 
 @pytest.mark.parametrize(("cls", "eager"), [(LooksAtMetrics, False), (PlainMean, True)])
+@pytest.mark.short("PlainMean-True")
 def test_custom_step_under_central_storage_equals_one_device(cls, eager, one_device):
     check(train(cls, helpers.strategy("central2"), eager), one_device(cls))
 
@@ -401,6 +402,7 @@ def test_eager_custom_step_runs_as_often_as_in_keras():
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.short("1-False", "1-True", "2-True")
 def test_step_that_builds_its_optimizer_equals_keras(replicas, eager):
     def trained(base, home=None, **options):
         class BuildsItself(base.Sequential):
@@ -447,6 +449,7 @@ class LogsText(Base):
     ("replicas", "kind"), [(1, "graph"), (2, "graph"), (3, "graph"), (2, "eager"), (3, "whole")]
 )
 @pytest.mark.falls_back
+@pytest.mark.short("1-graph", "2-eager", "2-graph")
 def test_text_in_logs_is_that_of_one_device(replicas, kind):
     def history(home, eager):
         keras.utils.set_random_seed(1)
@@ -505,6 +508,7 @@ def logging_model(base, tracker):
 
 
 @pytest.mark.parametrize("tracker", ["own", "Keras'", "none"])
+@pytest.mark.short("none")
 def test_logs_of_an_epoch_are_the_results_of_metrics_with_their_names(tracker):
     """With "none" Keras logs 0, the result of its metric that nothing has updated; ours is the loss of the last batch."""
 

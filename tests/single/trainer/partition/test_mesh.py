@@ -108,7 +108,7 @@ def adopted():
         return trained(unisono.adopt(small_model(keras.Sequential)))
 
 
-@pytest.mark.short("in_scope_alone", "adopted")
+@pytest.mark.short("adopted")
 @pytest.mark.parametrize("make", [in_scope_alone, set_before, set_after_the_model, adopted])
 def test_model_under_a_distribution_of_keras_trains_on_its_devices(make):
     model = make()

@@ -207,10 +207,7 @@ MODELS = {
 }
 
 
-@pytest.mark.short(
-    *("a loop-2", "between layers-2", "an inner model-2", "samples-2"),
-    *("gathered pairs-3", "state in a branch-2", "clipped state-2"),
-)
+@pytest.mark.short("clipped state-2")
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_matches_one_device(name, replicas):
@@ -230,6 +227,7 @@ def test_compiled_and_eager_steps_match_one_device(options):
     [lambda: chain(Applied(centered_groups)), lambda: between_layers(centered_groups)],
     ids=["layer", "model"],
 )
+@pytest.mark.short("layer")
 def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(make):
     data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
     found, _ = trained(make, 3, **data)

@@ -74,7 +74,7 @@ UPDATES = {name: lambda name=name: getattr(OPTIMIZER, name)(0.05) for name in OP
 
 
 @pytest.mark.parametrize("name", UPDATES)
-@pytest.mark.short("Muon", "averages", "whole gradients")
+@pytest.mark.short("averages", "whole gradients")
 def test_update_of_parts_is_that_of_whole_weights(name):
     model = compare(mlp, UPDATES[name], (1, 2) if name in ("Muon", "Lion") else (2, 2))
     assert parts_of(model.get_layer("up").kernel)[0] == (4, 4)

@@ -132,7 +132,7 @@ def results(name, replicas):
     return history.history, model.get_weights(), evaluated, predicted
 
 
-@pytest.mark.short("two towers", "documents", "sparse")
+@pytest.mark.short("sparse")
 @pytest.mark.parametrize("name", MODELS)
 def test_model_with_ragged_or_sparse_inputs_matches_one_device_without_a_warning(name, monkeypatch):
     steps = record_traced_steps(monkeypatch)
@@ -160,6 +160,7 @@ def test_layer_that_is_not_called_needs_no_variables_for_ragged_inputs():
 
 
 @pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.short("1")
 def test_replica_without_samples_gets_a_sample_without_values_in_a_custom_loop(axes):
     x, strategy = (HISTORY, SENTENCES)[axes - 1], helpers.mirrored(3)
     table = tf.constant(_R.normal(size=(9, 2)))
@@ -192,6 +193,7 @@ def test_replica_without_samples_gets_a_sample_without_entries_in_a_custom_loop(
 
 @pytest.mark.parametrize("ragged", ["one dimension", "two dimensions"])
 @pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.short("False-one dimension", "True-one dimension")
 def test_labels_of_words_match_one_device_or_are_an_error_where_samples_have_other_numbers(equal, ragged):
     lengths = LENGTHS if equal else LENGTHS[::-1]
     y = tf.RaggedTensor.from_row_lengths(_R.integers(0, 4, sum(LENGTHS)), lengths)
@@ -235,6 +237,7 @@ RAGGED_RESULTS = {
 
 
 @pytest.mark.parametrize("name", RAGGED_RESULTS)
+@pytest.mark.short(but=["also dense"])
 def test_ragged_results_are_those_of_one_device_without_a_warning(name):
     class Ragged(unisono.Model):
         def call(self, x):

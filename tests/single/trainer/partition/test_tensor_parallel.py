@@ -165,7 +165,7 @@ OVER_BATCH = {  # the layouts, the mesh and the parts of the kernel of `down`, o
 
 
 @pytest.mark.parametrize("name", OVER_BATCH)
-@pytest.mark.short("batch alone")
+@pytest.mark.long
 def test_maps_that_divide_weights_over_the_batch_too_train_as_one_device(name):
     layouts, shape, part = OVER_BATCH[name]
     _, expected = of_transformer()
@@ -314,7 +314,7 @@ OVER_BOTH = MLP | {".*up/kernel": ("batch", "model"), ".*down/kernel": ("model",
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.short("clipnorm and accumulation", "rule of whole weights")
+@pytest.mark.short("rule of whole weights")
 def test_options_of_optimizers_work_on_parts(name):
     expected = of_options(OPTIONS[name]())
     with strategy_for((2, 2), OVER_BOTH).scope():
@@ -377,7 +377,7 @@ def of_sharded(optimizer, **options):
 
 @pytest.mark.parametrize("level", ["optimizer", "weights"])
 @pytest.mark.parametrize("shape", SHARDED, ids=str)
-@pytest.mark.short("(2, 2)-weights")
+@pytest.mark.long
 def test_state_is_divided_over_the_batch_within_each_part(shape, level, tmp_path):
     make = lambda: unisono.optimizers.Adam(0.05, global_clipnorm=0.5, weight_decay=0.01)  # noqa: E731
     _, expected = of_sharded(make())
@@ -401,7 +401,7 @@ def test_state_is_divided_over_the_batch_within_each_part(shape, level, tmp_path
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.short("loss scale")
+@pytest.mark.long
 def test_options_of_optimizers_work_on_state_over_both_axes(name):
     expected = of_options(OPTIONS[name]())
     for layouts in (MLP, OVER_BOTH):

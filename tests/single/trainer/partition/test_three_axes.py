@@ -49,7 +49,7 @@ MIDDLES = {  # what stands between the layers, and the layouts
 
 
 @pytest.mark.parametrize("name", MIDDLES)
-@pytest.mark.short("one axis of an input", "axes that a reshape joins")
+@pytest.mark.short("axes that a reshape joins")
 def test_two_axes_of_a_model_that_meet_in_one_axis_of_an_activation_train_as_one_device(name):
     middle, layouts = MIDDLES[name]
     expected = trained(middle)

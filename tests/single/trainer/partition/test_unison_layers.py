@@ -38,6 +38,7 @@ class LargestRow(keras.regularizers.Regularizer):
         return 0.1 * keras.ops.max(keras.ops.sum(keras.ops.square(x), axis=-1))
 
 
+@pytest.mark.long
 def test_activity_regularizers_have_their_values_of_one_device():
     regularizers = [mean_of_squares, LargestRow(), keras.regularizers.L1L2(0.01, 0.01)]
 
@@ -71,6 +72,7 @@ class AddsOfItsOwn(unisono.Sequential):
 
 
 @pytest.mark.parametrize("cls", [unisono.Sequential, AddsOfItsOwn])
+@pytest.mark.short("AddsOfItsOwn")
 def test_added_sums_and_means_have_their_values_of_one_device(cls):
     def layer():
         parts = [keras.layers.Dense(4), AddsLosses(), keras.layers.Dropout(0.0), AddsLosses()]

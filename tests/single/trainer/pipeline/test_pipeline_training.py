@@ -47,6 +47,7 @@ def golden_data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, FEATURES)), rng.normal(size=(rows, CLASSES))
 
 
+@pytest.mark.long
 def test_gradient_norm_is_golden_for_all_stages_micro_batches_schedules_and_rematerialization():
     model = golden_model()
     chain = Chain(model)
@@ -269,14 +270,7 @@ def _cases() -> dict[str, tuple[Any, Any, dict[str, Any]]]:
     }
 
 
-@pytest.mark.short(
-    "masks-gpipe-2-False",
-    "weights-1f1b-1-True",
-    "class weights-gpipe-2-True",
-    "blocks-gpipe-2-True",
-    "state-gpipe-2-True",
-    "accumulation-1f1b-2-False",
-)
+@pytest.mark.short("accumulation-1f1b-2-False", "masks-gpipe-2-False")
 @pytest.mark.parametrize(
     "name, schedule, replicas, eager",
     [

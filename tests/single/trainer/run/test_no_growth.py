@@ -133,7 +133,7 @@ def test_fifty_short_fits_of_every_kind_leave_no_thread_iterator_graph_or_file(t
     assert after[-1][2][0] - after[1][2][0] < FEW and after[-1][2][1] <= after[1][2][1]
 
 
-@pytest.mark.short("arrays-XLA as on GPUs", "dataset-graph", "two replicas-graph", "interrupted-XLA")
+@pytest.mark.short("interrupted-XLA")
 @pytest.mark.parametrize("way", ["graph", "XLA", "XLA as on GPUs"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "two replicas", "interrupted"])
 def test_compiled_functions_do_not_hold_the_data_of_a_fit(tmp_path, monkeypatch, kind, way):
@@ -157,6 +157,7 @@ def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
+@pytest.mark.short("{}")
 def test_last_partial_batch_is_traced_once(options):
     model = model_under(**options)
     model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -180,6 +181,7 @@ def test_data_of_another_length_is_not_traced_again():
 
 
 @pytest.mark.parametrize("case", ["new datasets of one kind", "several replicas"])
+@pytest.mark.short("new datasets of one kind")
 def test_what_a_fit_traced_is_not_traced_again(case):
     model = model_under(mirrored(2) if case == "several replicas" else None)
 

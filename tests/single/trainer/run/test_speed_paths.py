@@ -171,6 +171,7 @@ def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
 
 
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.short("False")
 def test_callback_with_hooks_of_its_own_is_called_on_every_batch(jit):
     every = EveryBatch()
     model, x, y = compiled(jit_compile=jit)

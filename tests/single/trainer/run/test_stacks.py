@@ -94,7 +94,7 @@ def trained(pipeline, way, strategy, monkeypatch, own=False, **options):
     return history, [v.numpy() for v in (*model.variables, *model.optimizer.variables)], notes
 
 
-@pytest.mark.short("broken, of unknown length-no strategy", "a partial batch-another device", "broken-a GPU")
+@pytest.mark.short("broken-a GPU")
 @pytest.mark.parametrize(
     "pipeline, place",
     [
@@ -132,7 +132,7 @@ def of_unknown_sizes():
     return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
 
-@pytest.mark.short("of unknown length-True", "of unknown sizes-False", "a partial batch-False")
+@pytest.mark.short("of unknown length-True", "of unknown sizes-False")
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize(
     "pipeline", ["a partial batch", "of unknown length", "without end", "of unknown sizes"]
@@ -160,6 +160,7 @@ def test_gpu_compiles_the_steps_of_every_pipeline_of_numbers(pipeline, small, mo
 
 
 @pytest.mark.parametrize("pipeline", ["full batches", "a partial batch"])
+@pytest.mark.short("full batches")
 def test_logs_of_a_step_of_the_users_own(pipeline, monkeypatch):
     right, values, _ = trained(pipeline, GRAPH, None, monkeypatch, own=True)
     history, xla_values, _ = trained(pipeline, XLA, None, monkeypatch, own=True)
@@ -176,6 +177,7 @@ def test_stack_is_bounded_in_batches_and_in_bytes():
     assert [size(8, 1), size(1024, 1024), size(1024, 2**20)] == [stacks.MOST_STEPS, 16, 1]
 
 
+@pytest.mark.long
 def test_stacks_may_be_small(monkeypatch):
     _, values, _ = trained("a partial batch", GRAPH, None, monkeypatch)
     for most_steps, most_bytes in ((2, 2**20), (9, 1)):
@@ -186,6 +188,7 @@ def test_stacks_may_be_small(monkeypatch):
 
 
 @pytest.mark.parametrize("pipeline", ["a partial batch", "of unknown length"])
+@pytest.mark.short("of unknown length")
 def test_user_who_asks_for_xla_gets_it_for_a_pipeline(pipeline):
     found = []
     for jit in (False, True):

@@ -52,6 +52,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.short("in order")
 def test_short_fit_has_one_graph_for_batches_of_both_sizes_and_the_bits_of_two(case, monkeypatch):
     y, options = CASES[case]
     model = compiled()
@@ -92,6 +93,7 @@ def test_custom_step_is_traced_to_be_built_and_to_be_run():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.short("1")
 def test_layers_of_a_known_graph_are_called_once_on_any_number_of_replicas(replicas, monkeypatch):
     calls, call = [], keras.layers.Dense.call
 

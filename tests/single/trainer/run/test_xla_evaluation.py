@@ -51,7 +51,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.short("arrays", "known")
+@pytest.mark.short("arrays")
 @pytest.mark.parametrize("kind", INPUTS)
 def test_evaluation_under_xla_has_the_numbers_of_the_graph(monkeypatch, kind):
     monkeypatch.setattr(xla_rule, "FEWEST_STEPS", 8)
@@ -125,6 +125,7 @@ def test_validation_counts_the_steps_of_all_its_passes(monkeypatch):
 
 
 @pytest.mark.parametrize("way", [GRAPH, XLA])
+@pytest.mark.short("graph")
 def test_resumed_run_repeats_the_way_of_its_steps_and_of_its_validation_bit_for_bit(
     tmp_path, monkeypatch, way
 ):

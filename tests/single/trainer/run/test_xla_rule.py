@@ -106,6 +106,7 @@ def test_one_form_of_a_step_is_held(few):
         (lambda: keras.layers.Reshape((2, 2, 1)), "convolutions"),
     ],
 )
+@pytest.mark.short("<lambda>-convolutions", "<lambda>-host", "<lambda>-random0")
 def test_steps_that_xla_would_change_run_in_the_graph(few, layer, reason):
     others = [lambda: keras.layers.Conv2D(2, 2), keras.layers.Flatten] if reason == "convolutions" else []
     model = compiled(layer, *others)
@@ -160,6 +161,7 @@ def test_xla_on_replicas_compiles_what_each_computes(monkeypatch):
 @pytest.mark.parametrize(
     "why", ["deterministic", "a layer", "run_eagerly", "every batch", "replicas", "of unknown length"]
 )
+@pytest.mark.short(but=["run_eagerly"])
 def test_rule_selects_the_graph_without_a_trace_for_xla(few, monkeypatch, why):
     callbacks, data = [], {}
     with mirrored(2 if why == "replicas" else 1).scope():
@@ -179,6 +181,7 @@ def test_rule_selects_the_graph_without_a_trace_for_xla(few, monkeypatch, why):
 
 
 @pytest.mark.parametrize("jit, way", [(True, XLA), (False, GRAPH)])
+@pytest.mark.short("False-graph")
 def test_choice_of_the_user_is_obeyed(few, jit, way):
     model = compiled(jit_compile=jit)
     fit(model)
@@ -192,6 +195,7 @@ def test_operations_are_deterministic_where_they_were_asked_to_be():
 
 
 @pytest.mark.parametrize("kind", ["known", "open"])
+@pytest.mark.short("known")
 def test_every_batch_of_a_pipeline_is_drawn_once(monkeypatch, kind):
     force_backend(monkeypatch, XLA)
     drawn = []

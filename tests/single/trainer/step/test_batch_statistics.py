@@ -46,6 +46,7 @@ def train(strategy: Any, batch: int, **kwargs: Any) -> dict[str, Any]:
 
 # 10 samples in batches of 4: uneven on 3 replicas, and one replica has no samples in the last batch.
 @pytest.mark.parametrize("name, batch", [("mirrored3", 4), ("central2", 5)])
+@pytest.mark.short("central2-5")
 def test_synchronized_equals_one_device(name, batch):
     actual = train(helpers.strategy(name), batch, synchronized=True)
     helpers.assert_close(actual, train(None, batch), helpers.FLOAT32)

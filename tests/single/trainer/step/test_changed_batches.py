@@ -52,6 +52,7 @@ def trained(base, change, home, run_eagerly=False):
 
 
 @pytest.mark.parametrize("change", [positive, first_half, doubled_where_even])
+@pytest.mark.short("doubled_where_even")
 def test_step_with_a_changed_batch_weights_its_loss_like_keras(change):
     expected = trained(keras.Model, change, None, run_eagerly=True)
     assert_close(trained(unisono.Model, change, None, run_eagerly=True), expected, FLOAT64)

@@ -65,7 +65,7 @@ def fit(dtype, weighted):
     return losses, model.get_weights()
 
 
-@pytest.mark.short("float32-plain", "float64-weighted")
+@pytest.mark.short("float32-plain")
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_loop_equals_fit_on_one_device(dtype, weighted):
@@ -139,6 +139,7 @@ def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_proces
 
 
 @pytest.mark.parametrize("name", ["mirrored3", "central2"])
+@pytest.mark.short("central2")
 def test_loop_of_tensorflows_guide_draws_on_each_replica_and_counts_each_sample_once(name):
     """A plain function for `strategy.run`, as in TensorFlow's guide, eagerly and in a graph."""
     strategy = helpers.strategy(name)

@@ -95,7 +95,7 @@ def compare(make, strategy, **options):
     helpers.compare(make, data, [strategy], fit={"batch_size": 4}, optimizer=sgd, loss=loss, **options)
 
 
-@pytest.mark.short("3-KeepsLatents", "3-MatchesFeatures", "2-with_an_endpoint")
+@pytest.mark.short("2-with_an_endpoint")
 @pytest.mark.parametrize("make", [KeepsLatents, ComparesLatents, MatchesFeatures, with_an_endpoint])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_numbers_are_those_of_one_device(make, replicas):

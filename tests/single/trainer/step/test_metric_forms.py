@@ -284,7 +284,7 @@ def stepping(base):
 
 
 # 11 samples: the last batch has one, and the first replica has none of it.
-@pytest.mark.short("mirrored3-11-True", "mirrored1-10-False")
+@pytest.mark.short("mirrored1-10-False")
 @pytest.mark.parametrize(
     "name, samples, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
 )

@@ -165,7 +165,7 @@ def numbers(steps, base, on=None, **how):
     return [*model.get_weights(), *slots, *history.values()]
 
 
-@pytest.mark.short("Branch", "UpdateInBranch", "UpdatesInLoop")
+@pytest.mark.short("Branch", "UpdatesInLoop")
 @pytest.mark.parametrize("steps", [Whole, Inner, Forward, Branch, Kept, UpdateInBranch, UpdatesInLoop])
 def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
     right = numbers(steps, keras.Model)
@@ -176,6 +176,7 @@ def test_step_has_the_numbers_of_keras_on_one_device_and_on_several(steps):
 
 
 @pytest.mark.parametrize("steps", [Inner, Vectorized])
+@pytest.mark.short("Inner")
 def test_step_that_calls_functions_has_its_numbers_eagerly(steps):
     right = numbers(steps, keras.Model, run_eagerly=True)
     assert_close(numbers(steps, unisono.Model, run_eagerly=True), right, FLOAT64)

@@ -19,6 +19,7 @@ def expected():
 
 @pytest.mark.parametrize(("replicas", "jit_compile"), [(1, False), (2, True)])
 @pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile=True`")
+@pytest.mark.short("1-False")
 def test_numpy_code_trains_as_operations_do(replicas, jit_compile, expected):
     found = numpy_program.train(numpy_program.mirrored(replicas), numpy=True, jit_compile=jit_compile)
     helpers.assert_close(found, expected["fit"], helpers.FLOAT32, f"{replicas} replicas, XLA {jit_compile}")

@@ -116,6 +116,7 @@ def of_numbers(node: Any) -> bool:
 
 
 @pytest.mark.parametrize("composite", [False, True], ids=["called", "in a model"])
+@pytest.mark.short("called")
 def test_the_backward_pass_reads_only_what_goes_into_a_call_and_comes_out(composite):
     kept, nodes = backward_reads("full", composite)
     everything, before = backward_reads(None, composite)

@@ -148,6 +148,7 @@ def test_step_is_converted_in_a_loop_of_the_function_that_one_replica_runs():
 
 
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
+@pytest.mark.short("central2")
 def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
     strategy = helpers.strategy(name)
     ones = tf.ones([2, 8])
@@ -269,6 +270,7 @@ def test_a_model_of_ours_is_built_by_its_first_call_in_a_loop_without_the_wrappe
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.short("False")
 def test_function_around_a_step_converts_no_code_of_the_library(wrapped, monkeypatch):
     """AutoGraph converts what a `tf.function` calls: for a function of ours that takes time, and may be a warning."""
     converted, convert = [], api._convert_actual

@@ -362,19 +362,13 @@ def assert_same(one, several):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.short("a sum")
 def test_custom_train_step_gives_the_results_of_one_device(name):
     make = custom_step(STEPS[name])
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
-@pytest.mark.short(
-    "across samples, with [mw]*",
-    "states of frozen*",
-    "outputs of*",
-    "no reduction*",
-    "an [ao]*",
-    "*of a scalar",
-)
+@pytest.mark.short("an own sum", "no reduction next to a mean")
 @pytest.mark.parametrize("name", LOSSES)
 def test_own_losses_and_states_give_the_results_of_one_device(name):
     make, arguments = LOSSES[name]
@@ -547,6 +541,7 @@ def test_no_batch_of_a_generator_is_lost_or_seen_twice():
     assert_same(*results)
 
 
+@pytest.mark.long
 def test_resumed_run_with_user_code_has_the_same_bits(tmp_path):
     make = custom_step(STEPS["a sum"])
 
@@ -609,12 +604,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.short(
-    "last of one sample-centers across samples",
-    "last of one sample-norm of windows",
-    "full-mean with centers",
-    "full-sum of windows",
-)
+@pytest.mark.short("last of one sample-norm of windows")
 @pytest.mark.parametrize("case", OUTPUTS)
 @pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one sample"])
 def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_device(case, rows):

@@ -264,9 +264,7 @@ def trained(program, home, run_eagerly=False):
     return [logs, seen, values], " ".join(str(each.message) for each in said)
 
 
-@pytest.mark.short(
-    "scatter", "python", "written before", "own state", "merge on one", "queue", "merge and run"
-)
+@pytest.mark.short("merge and run", "queue", "scatter", "written before")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.falls_back
 def test_step_that_writes_or_updates_in_a_branch_equals_one_device(program):
@@ -284,7 +282,7 @@ def test_step_that_writes_or_updates_in_a_branch_equals_one_device_elsewhere(pro
     assert_close(trained(program, strategy(home))[0], trained(program, None)[0], TOLERANCE)
 
 
-@pytest.mark.short("python", "merge and run", "generator")
+@pytest.mark.short("generator", "merge and run")
 @pytest.mark.parametrize(
     "program", ["python", "written before", "places", "slices", "merge", "merge and run", "generator"]
 )
