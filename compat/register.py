@@ -167,11 +167,6 @@ WRAPPED = (
         "a count into one copy; from the first model or optimizer on that is made under a strategy",
     ),
     Changed(
-        "BackendVariable",
-        "_serialize_to_tensors",
-        "a TensorFlow checkpoint stores a sharded variable as a whole one, instead of raising an error",
-    ),
-    Changed(
         "TFOptimizer",
         "add_variable_from_reference",
         "an optimizer from outside a strategy's scope is built in it, instead of raising an error",
@@ -208,7 +203,6 @@ WRAPPED = (
 )
 
 ADDED = (
-    Changed("ShardedVariable", "__array__", "Keras reads a variable like this when it saves"),
     Changed("backend_distribution", "initialize", "`keras.distribution.initialize` calls it"),
     Changed("backend_distribution", "distribute_tensor", "layers whose outputs have a layout call it"),
     *(

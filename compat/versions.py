@@ -30,6 +30,9 @@ OVERRIDDEN = {
         ("_serialize_to_tensors", "_restore_from_tensors", "_export_to_saved_model_graph"),
         "a divided variable is saved as a whole one",
     ),
+    "ShardedVariable": dict.fromkeys(
+        ("_serialize_to_tensors", "_restore_from_tensors"), "it is saved as a whole one"
+    ),
     "CollectiveReplicaLauncher": {
         "_all_gather": "the ring of CPUs ends the process where it gathers nothing"
     },

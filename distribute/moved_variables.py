@@ -31,8 +31,11 @@ def move_variables(variables: Iterable[Any], strategy: tf.distribute.Strategy) -
     with strategy.scope():
         prepare_variables()
         for variable in variables:
-            movable = isinstance(variable, keras.Variable)
-            if movable and not strategy.extended.variable_created_in_scope(variable.value):
+            if not isinstance(variable, keras.Variable):
+                continue
+            if strategy.extended.variable_created_in_scope(variable.value):
+                describe_as_whole(raw_value(variable))  # it may have been made before the first model of ours
+            else:
                 make_again(variable)
                 moved = True
     return moved

@@ -60,9 +60,7 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     if any(tensor.dtype.is_complex for tensor in tensors):  # which collectives cannot add
         sums = all_reduce_sum([to_carrier(t) if t.dtype.is_complex else t for t in tensors])
         return [from_carrier(s, t.dtype) if t.dtype.is_complex else s for s, t in zip(sums, tensors)]
-    note_collective(
-        t.indices if isinstance(t, tf.IndexedSlices) else t for t in tensors
-    )  # slices are gathered
+    note_collective(t.indices if isinstance(t, tf.IndexedSlices) else t for t in tensors)
     context = tf.distribute.get_replica_context()
     prepare_collectives(context.strategy)
     result: list[Any] = [None] * len(tensors)

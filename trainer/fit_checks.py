@@ -83,8 +83,8 @@ def check_home(model: TrainedModel, method: str) -> None:
     if (distributed := keras_distribution.strategy_of_scope()) not in (None, home):
         raise ValueError(
             f"`{method}()`: keras.distribution is set to a {type(keras.distribution.distribution()).__name__} over "
-            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: build it in "
-            "`unisono.distribute.strategy_of(distribution).scope()`, or call keras.distribution.set_distribution(None)."
+            f"{distributed.num_replicas_in_sync} device(s), but the model was built {_find_scope(model)}: "
+            f"{model._runner.cure}, or call keras.distribution.set_distribution(None)."
         )
     for variable in model.variables:
         value = raw_value(variable)

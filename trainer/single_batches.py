@@ -134,9 +134,8 @@ class SingleBatches:
         bring_along(self, "predict_on_batch")
         fit_checks.check_stateful(self, "predict_on_batch")
         runner = runner_of(self)
-        inputs = _whole_batch(self, "predict_on_batch", GivenData(x, batch_size=_ALL)).inputs[
-            :1
-        ]  # the step gets `(x,)`, as in Keras
+        whole = _whole_batch(self, "predict_on_batch", GivenData(x, batch_size=_ALL))
+        inputs = whole.inputs[:1]  # the step gets `(x,)`, as in Keras
         with runner.watch(self):
             spec = batch_spec(inputs)
             runner.build(self, spec, int(sample_count(inputs)), "predict_step")

@@ -4,17 +4,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from ..patches import add, wrap
 from ..shared_change import share_attribute
-from ..upstream_places import (
-    ShardedVariable,
-    WorkerPreemptionHandler,
-    coordinator_context,
-    tensorflow_server_pb2,
-)
+from ..upstream_places import WorkerPreemptionHandler, coordinator_context, tensorflow_server_pb2
 
 
 class _PartialRecovery(WorkerPreemptionHandler):
@@ -50,23 +43,6 @@ def recover_in_part(coordinator: Any, answers: Callable[[str, int], bool]) -> No
     whole = handler.__dict__.pop("_server_def")
     handler.__class__ = _PartialRecovery
     handler.__dict__.update(whole=whole, answers=answers)
-
-
-def save_as_whole_ones() -> None:
-    """Let Keras and TensorFlow's checkpoints save a sharded variable inside a Keras variable as a whole one."""
-    add("__array__", _array)
-    wrap("_serialize_to_tensors", _serialize)
-
-
-def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-    return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
-
-
-def _serialize(original: Callable[[Any], dict[str, Any]], variable: Any) -> dict[str, Any]:
-    return {
-        name: tf.convert_to_tensor(value) if isinstance(value, ShardedVariable) else value
-        for name, value in original(variable).items()
-    }
 
 
 def let_assign(part: Any, variable: Any, places: Any) -> Any:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ...compat.keras_private.variables import autocast, raw_value
 from ...compat.patches import provide, replace_functions, wrap
 from ...compat.register import SERVERS
-from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from ...compat.upstream_places import ShardedVariable
 from ..hardware.devices import computes_on_gpu
 from ..step_context import current_step
@@ -22,7 +22,7 @@ from .updates import FIRST_SERVER, colocate_with, on_parameter_servers, shards_o
 
 
 class _DescribedAsWhole(ShardedVariable):
-    """Has the name and the attributes of a whole variable, which TensorFlow's class leaves to the parts."""
+    """Has the name and attributes of a whole variable, and is saved as one: TensorFlow's class leaves this to the parts."""
 
     name = property(lambda self: self.variables[0].name.replace("/part_0:", ":"))
     trainable = property(lambda self: self.variables[0].trainable)
@@ -32,9 +32,18 @@ class _DescribedAsWhole(ShardedVariable):
     constraint = initializer = None
     ref, get_shape = tf.Variable.ref, tf.Variable.get_shape
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(tf.convert_to_tensor(self).numpy(), dtype)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {"VARIABLE_VALUE": tf.convert_to_tensor(self)}
+
+    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
+        return self.assign(restored_tensors["VARIABLE_VALUE"])
+
 
 def describe_as_whole(variable: Any) -> Any:
-    """Give a variable that is sharded by its first axis the name and the attributes of a whole one; return it."""
+    """Let a variable that is sharded by its first axis have what a whole one has, and be saved as one; return it."""
     if type(variable) is ShardedVariable:
         variable.__class__ = _DescribedAsWhole
     return variable
@@ -129,9 +138,7 @@ def colocate_creation(variable: Any) -> contextlib.AbstractContextManager[Any]:
 
 def on_first_server(shape: Any) -> contextlib.AbstractContextManager[Any]:
     """Create variables of this shape, inside, on the first server and whole, also in the scope of the strategy."""
-    place = types.SimpleNamespace(
-        device=FIRST_SERVER, name=""
-    )  # TensorFlow reads nothing else of the other variable
+    place = types.SimpleNamespace(device=FIRST_SERVER, name="")  # all that TensorFlow reads of a variable
     return replace_creation(
         shape,
         lambda initial, make, kwargs: make(**{**kwargs, "initial_value": initial, "colocate_with": place}),
@@ -187,13 +194,12 @@ def _run(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def use_like_whole_ones() -> None:
-    """Let sharded variables on parameter servers be used, differentiated and saved like whole ones from now on.
+    """Let sharded variables on parameter servers be used and differentiated like whole ones from now on.
 
     A model or an optimizer of ours calls it when it is created under such a strategy.
     """
     if on_parameter_servers():
         wrap("run", _run)
-        save_as_whole_ones()
 
 
 provide("numpy.take", _take)

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import is_plain, name_scope_of, put_inside, raw_value
-from ...compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from ...compat.upstream_places import ShardedVariable
 from ..parameter_servers.shards import describe_as_whole, replace_creation
 
@@ -58,7 +57,6 @@ def move_rows(slot: keras.Variable, reference: Any) -> None:
 
 
 def _in_rows(value: tf.Tensor, reference: Any, name: str) -> ShardedVariable:
-    save_as_whole_ones()
     parts = []
     devices = state_devices(reference)
     for index, (device, part) in enumerate(zip(devices, tf.split(value, rows_per_shard(reference)))):

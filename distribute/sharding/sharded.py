@@ -193,9 +193,8 @@ def accept_sharded_variables(strategy: tf.distribute.Strategy) -> None:
     ) -> Any:
         kwargs = kwargs or {}
         given = [each for each in args if isinstance(each, tf.distribute.DistributedValues)]
-        if any(not isinstance(each, tf.Variable) for each in given) and isinstance(
-            var, ShardedValue
-        ):  # each replica's own gradient
+        own = any(not isinstance(each, tf.Variable) for each in given)  # each replica's own gradient
+        if own and isinstance(var, ShardedValue):
             raise ValueError(_PLAIN)
         if not any(isinstance(each, ShardedValue) for each in (var, *args, *kwargs.values())):
             return original(var, fn, args=args, kwargs=kwargs, group=group)

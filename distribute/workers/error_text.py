@@ -23,9 +23,8 @@ _LOST = (
     re.compile(r"stage [\d and]+ at (\S+) \(/job:\w+/task:\d+\) (?:has|does) "),
     re.compile(r"tasks are unhealthy[^\n]*\n((?:\s*/job:\w+/replica:\d+/task:\d+)+)"),
 )
-_PASSED_ON = re.compile(
-    r"lost contact: ((?:\w+ \d+ is at [^\s,)]+(?:, )?)+)"
-)  # by a process that has lost neither
+# By a process that has lost neither.
+_PASSED_ON = re.compile(r"lost contact: ((?:\w+ \d+ is at [^\s,)]+(?:, )?)+)")
 _REPORTED_BY = (
     re.compile(r"(worker \d+) failed: "),
     re.compile(r"Error reported from (/job:\w+/(?:replica:\d+/)?task:\d+)"),
@@ -66,9 +65,7 @@ def blame_in(text: str) -> Blame | None:
     lost, reported_by = _find_named(_LOST, text), _find_named(_REPORTED_BY, text)
     if not lost and not reported_by:  # TensorFlow itself names the peer of a connection
         remote = _find_named((_REMOTE,), text)
-        if _GONE.search(
-            text
-        ):  # the lost one comes first, then the one that lost it, then those that pass it on
+        if _GONE.search(text):  # the lost one, then the one that lost it, then those that pass it on
             lost, reported_by = remote[:1] or ((LEADER,) if _LEADER_RPC.search(text) else ()), remote[1:2]
         else:
             reported_by = remote

@@ -41,11 +41,8 @@ def find_slurm_size(environ: Environ) -> str:
     """Return the tasks of a step; in a heterogeneous job these are those of one component, while ranks count over all."""
     if "SLURM_HET_SIZE" in environ:
         return ""
-    names = (
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_NTASKS",
-        "SLURM_JOB_NUM_NODES",
-    )  # without a step, perhaps only the nodes
+    # Without a step, perhaps only the nodes.
+    names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES")
     return next(filter(None, map(environ.get, names)), "")
 
 

@@ -7,11 +7,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
-from unisono.compat.tensorflow_private.parameter_servers import (
-    ShardedVariable,
-    _PartialRecovery,
-    save_as_whole_ones,
-)
+from unisono.compat.tensorflow_private.parameter_servers import _PartialRecovery
+from unisono.compat.upstream_places import ShardedVariable
+from unisono.distribute.parameter_servers.shards import describe_as_whole
 
 
 def error(text):
@@ -39,7 +37,15 @@ def test_worker_that_loses_its_connection_while_others_are_put_back_is_tried_aga
         recovery._validate_preemption_failure(gone)
 
 
-def test_split_variable_is_read_as_a_whole():
-    save_as_whole_ones()
-    whole = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+def test_split_variable_is_read_and_saved_as_a_whole(tmp_path):
+    whole = describe_as_whole(ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])]))
+    assert np.asarray(whole).tolist() == [1, 2, 3]
+    path = tf.train.Checkpoint(table=whole).write(str(tmp_path / "whole"))
+    plain = tf.Variable([0.0, 0.0, 0.0])
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert "table/.ATTRIBUTES/VARIABLE_VALUE" in names
+    tf.train.Checkpoint(table=plain).read(path).assert_consumed()
+    assert plain.numpy().tolist() == [1, 2, 3]
+    whole.assign([0.0, 0.0, 0.0])
+    tf.train.Checkpoint(table=whole).read(path).assert_consumed()
     assert np.asarray(whole).tolist() == [1, 2, 3]

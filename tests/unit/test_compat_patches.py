@@ -15,7 +15,6 @@ import unisono.trainer  # provides the replacements
 from unisono.compat import patches
 from unisono.compat.patches import replace_functions
 from unisono.compat.register import ACCUMULATING, ADDED, GPUS, REPLACED, SERVERS
-from unisono.compat.tensorflow_private.parameter_servers import save_as_whole_ones
 from unisono.compat.tensorflow_private.strategies import pretend_replicas
 from unisono.compat.upstream_places import backend_nn, backend_numpy
 from unisono.distribute.keras_distribution import accept_layouts_of_outputs
@@ -170,7 +169,6 @@ def test_synchronized_moments_are_found_where_they_are_replaced():
 
 @pytest.mark.parametrize("added", ADDED, ids=lambda each: each.key)
 def test_added_methods_are_ours_because_tensorflow_lacks_them(added):
-    save_as_whole_ones()
     accept_layouts_of_outputs()
     assert vars(added.owner)[added.name].__module__.startswith("unisono.")
 

@@ -31,9 +31,7 @@ class ParameterServerRunner(Runner):
         """Yield the pieces of a pass. Every sample counts once, even if workers are lost; in order, except in training."""
         in_training = steps.phase == "train"
         strategy = steps.model.distribute_strategy
-        max_staleness = (
-            getattr(strategy, "max_staleness", None) if in_training else None
-        )  # not of TensorFlow's class
+        max_staleness = getattr(strategy, "max_staleness", None) if in_training else None
         schedule = Schedule(steps, max_staleness)
         if schedule.empty:  # the epoch, or the rest of it, has no batch
             yield ()

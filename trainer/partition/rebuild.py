@@ -210,9 +210,8 @@ class _Copier:
         controls = [self._copies[id(op)] for op in node.op.control_inputs if id(op) in self._copies]
         controls += self._find_awaited(node)
         seed = self._replica.replica_id if any(labels[0].is_sharded for labels in node.made) else 0
-        of_samples = (
-            any(values[n].label.kind in ("sharded", "sizes") for n in node.inputs) and not node.bodies
-        )
+        known = [values[number] for number in node.inputs]
+        of_samples = not node.bodies and any(value.label.kind in ("sharded", "sizes") for value in known)
 
         def make(inputs: list[Any], **attributes: Sequence[int]) -> list[Any]:
             copy = copy_into_graph(node.op, inputs, functions, controls, seed, attributes)
@@ -220,7 +219,6 @@ class _Copier:
             return copy.outputs
 
         rule = row_of(node.op).copy or (lambda call, given: call.make(given))
-        known = [values[number] for number in node.inputs]
         copies = rule(ReplicaCall(node.op, known, node.made, self._places, make), given)
         for number, made, traced, tensor in zip(node.outputs, node.made, node.op.outputs, copies):
             label = values[number].label

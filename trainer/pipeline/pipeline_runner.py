@@ -134,7 +134,7 @@ class PipelineRunner(Runner):
     partitions = False
     moves_variables = True
     no_xla = "the stages of a pipeline are on several devices, and XLA compiles for one"
-    home = "for a Pipeline"
+    home, cure = "for a Pipeline", "leave out the Pipeline"
     all_of = " (of all stages)"
     normalizes = ("each micro-batch apart",)
 
@@ -285,9 +285,7 @@ def _works_on_samples(model: TrainedModel) -> bool:
     """Return whether the loss of a batch is the exact mean of its parts' losses."""
     if overrides_compute_loss(model):
         return False
-    flattest = min(
-        model._runner.pipeline.plan(model).chain.graph.outputs, key=lambda output: len(output.shape)
-    )
+    flattest = min(model._runner.pipeline.plan(model).chain.graph.outputs, key=lambda each: len(each.shape))
     return all(
         works_on_samples(loss, flattest) and loss.reduction not in (None, "none")
         for loss in flat_losses(model)

@@ -17,6 +17,7 @@ from ...compat.tensorflow_graphs.graphs import compute_initial_values
 from ...distribute.arguments import show
 from ...distribute.hardware.devices import wait_for_accelerators
 from ...distribute.hardware.program_cache import PROGRAM_CACHE
+from ...distribute.mesh import mesh_of
 from ...distribute.workers.records import report_position
 from ...state.trained_model import FitState, TrainedModel
 from ..inputs import Chunk, Source
@@ -31,17 +32,35 @@ from .logs.step_logs import record_steps
 from .loops.compiled_calls import CallLength, CompiledCall
 from .loops.loop_choice import LoopedSteps
 from .passes import Pass, TrainingPass
-from .runner_facts import RunnerFacts
 from .worker_settlement import Workers, check_same_begin, check_same_fit
 from .xla.xla_rule import choose_backend
 
 
-class Runner(RunnerFacts):
+class Runner:
     """The host loop, which runs steps in this process, or in each worker's process, synchronously with the others.
 
     Subclasses run them in a pipeline or on workers of parameter servers. It has no state. `runner_of` chooses the class.
-    Context of its methods: host.
+    What depends on how steps run asks it. Context of its methods: host.
     """
+
+    in_process = True  # this process has the batches of the steps, and waits for each call
+    partitions = True  # replicas share each batch, so a step is partitioned over several
+    moves_variables = False  # to devices without a strategy, before the first step
+    no_xla: str | None = None  # why XLA compiles no step
+    place: str | None = None  # the devices of the steps, in words; None: those of the strategy
+    rematerialization: str | None = "layers in a `keras.RematScope`"  # which computes activations again
+    home = "outside any scope"  # where a model without a strategy was built, and how to get it into a distribution
+    cure = "build it in `unisono.distribute.strategy_of(distribution).scope()`"
+    all_of = ""  # in the note of an out-of-memory error, where it is not that of each device
+    # What normalizes with a part of the batch in a BatchNormalization layer, and what changes that.
+    normalizes: tuple[str, ...] = (
+        "each replica's samples apart",
+        "unisono.synchronize_batch_norm(model) normalizes them together",
+    )
+
+    def parts(self, model: TrainedModel) -> int:
+        """Return into how many parts a batch is divided, each computed apart."""
+        return mesh_of(model.distribute_strategy).shape[0]
 
     def watch(self, model: TrainedModel) -> contextlib.AbstractContextManager[None]:
         """Report the loss of a participating process by name, in the block."""

@@ -143,9 +143,8 @@ class DatasetSource(Source):
         """Include the checksum of the pipeline, where it is the same for every number of replicas."""
         known = super().identity()
         if not self._by_replica:
-            known["pipeline"] = pipeline_checksum(
-                self._given, text_of_value
-            )  # without our options, which reject Python
+            # Without our options, which reject Python.
+            known["pipeline"] = pipeline_checksum(self._given, text_of_value)
         return known
 
     def _content(self) -> str | None:

@@ -92,7 +92,5 @@ def of_one_sample(sizes: np.ndarray | None, axis: int) -> tuple[int, ...] | None
     """Return a vector of sizes for one sample; None if that of `axis` is not a multiple of the batch, or others vary."""
     if sizes is None or sizes.ndim != 1:
         return None
-    found = [
-        per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)
-    ]
-    return None if None in found else tuple(map(int, found))  # type: ignore[arg-type]
+    own = [per_sample(size) if n == axis else None if is_open(size) else size for n, size in enumerate(sizes)]
+    return None if None in own else tuple(map(int, own))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ....distribute.gathering import gather_outputs
 from ....distribute.mesh import MATRICES, combine_in_groups, mesh_of
-from ....distribute.replicas import all_reduce_sum_packed, num_replicas
+from ....distribute.replicas import all_reduce_sum_packed
 from ....distribute.sharding.collectives import all_gather, pack_tensors, reduce_scatter
 from ....distribute.step_context import this_step
 from ..exchange import Exchange, Request
@@ -25,18 +25,14 @@ def run_with_collectives(run: Exchange) -> list[tf.Tensor]:
 
 
 def _answers(requests: list[Request]) -> list[tf.Tensor]:
-    if num_replicas() == 1:
-        return [r.tensor[0] if r.parts and r.axis is None else r.tensor for r in requests]
     if mesh_of().divides_weights:
         return _combine_in_packs(requests)
     summed = [request.tensor for request in requests if request.axis is None and not request.parts]
     totals = iter(all_reduce_sum_packed(summed))
     found: list[tf.Tensor] = []
-    for scatters, group in itertools.groupby(
-        requests, lambda request: request.parts and request.axis is None
-    ):
+    for scatter, group in itertools.groupby(requests, lambda request: request.parts and request.axis is None):
         together = list(group)
-        if scatters:
+        if scatter:
             found += reduce_scatter([request.tensor for request in together])
             continue
         for tensor, axis, _, parts in together:  # each gather waits for what it is to wait for alone

@@ -27,8 +27,6 @@ def user_errors() -> Iterator[None]:
         each.disable_traceback_filtering()
     try:
         yield
-    except NotPartitioned:
-        raise
     except Exception as error:
         if not isinstance(error, WrongUse) and is_unisono_file(_frames(error)[-1].filename):
             raise

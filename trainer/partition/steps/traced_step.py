@@ -195,9 +195,7 @@ class TracedStep:
                 [(paths[id(leaf)], leaf, depth) for leaf, depth in together.values()]
             )
             with tf.control_dependencies(checks):
-                leaves = [
-                    tf.identity(leaf) if number in group else leaf for number, leaf in enumerate(leaves)
-                ]
+                leaves = [tf.identity(leaf) if n in group else leaf for n, leaf in enumerate(leaves)]
         place, sizes = self._mesh.place(int(step.replica_id)), self._mesh.shape
         held = step.samples, step.global_samples, step.samples_before
         replica = Replica(place[0], sizes[0], *held, copy=local_replica_index())
