@@ -162,3 +162,25 @@ def test_kind_is_read_again_in_every_epoch_and_a_pass_may_last_over_epochs(tmp_p
         with pytest.warns(UserWarning, match="ran out"):
             found = model.fit(**given, **options, steps_per_epoch=3).history["sum"]
         np.testing.assert_allclose(found, [sum(sums[:3]), sums[3], sum(sums[:3])], rtol=1e-5, err_msg=kind)
+
+
+class Endless(keras.utils.PyDataset):
+    """Batches of 5 samples, drawn by their number."""
+
+    num_batches = None
+
+    def __getitem__(self, number):
+        return np.random.default_rng(number).normal(size=(5, 3)), np.zeros((5, 1))
+
+
+@pytest.mark.parametrize(
+    "method, steps", [("fit", "steps_per_epoch"), ("evaluate", "steps"), ("predict", "steps")]
+)
+def test_pydataset_without_end_is_read_on_in_each_epoch_and_needs_a_number_of_steps(method, steps):
+    model = Sums()
+    model.compile("sgd")
+    expected = [sum(Endless()[number][0][:, 0].sum() for number in epoch) for epoch in ((0, 1, 2), (3, 4, 5))]
+    found = model.fit(Endless(), epochs=2, steps_per_epoch=3, shuffle=False, verbose=0).history["sum"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=rf"{steps} \(None\) must be set for a PyDataset without end"):
+        getattr(model, method)(Endless(), verbose=0)
