@@ -139,6 +139,14 @@ def compute_initial_values() -> contextlib.AbstractContextManager[Any]:
     return tf.variable_creator_scope(create)
 
 
+def return_more(graph: Any, compute: Callable[[], list[tf.Tensor]]) -> None:
+    """Let a traced branch also return what `compute` returns in its graph, in the list that is the last of its results."""
+    with graph.as_default(), tf.control_dependencies(graph.control_outputs):
+        more = [tf.identity(tensor) for tensor in compute()]
+    graph.structured_outputs[-1].extend(more)
+    graph.outputs.extend(more)
+
+
 def enter_this_graph() -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Make blocks whose operations are made where this was called: in its graph, or eagerly. Tapes go on recording."""
     return context.eager_mode if tf.executing_eagerly() else tf.compat.v1.get_default_graph().as_default

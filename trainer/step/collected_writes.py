@@ -22,7 +22,7 @@ from ...distribute.step_context import StepContext
 
 
 class WriteInNestedGraph(BaseException):
-    """A nested graph writes, or replicas communicate in it (`nested_graphs.py`). Users' code does not catch it."""
+    """A compiled function writes or communicates, or the body of a loop has written. Users' code does not catch it."""
 
 
 class CollectedWrites(keras.StatelessScope):
@@ -54,8 +54,18 @@ class CollectedWrites(keras.StatelessScope):
     def _is_in_nested_graph(self) -> bool:
         return not tf.executing_eagerly() and is_inside(tf.compat.v1.get_default_graph(), self._graph)
 
+    def _check_graph(self, variable: keras.Variable) -> None:
+        """Raise an error where a written value could not leave its graph."""
+        if self._is_in_function:
+            raise WriteInNestedGraph
+        if self._is_in_nested_graph:
+            raise WrongUse(
+                f"`{variable.path}` is assigned in a graph whose results the step does not know, such as a branch of "
+                "`tf.switch_case` (`keras.ops.switch`): use `tf.case` or `tf.cond`, or assign what the branch returns."
+            )
+
     @property
-    def is_in_function(self) -> bool:
+    def _is_in_function(self) -> bool:
         """Whether this is the graph of a function that reads variables outside of itself."""
         return self._reads_here is not None and self._is_in_nested_graph
 
@@ -71,8 +81,7 @@ class CollectedWrites(keras.StatelessScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Record one assignment (Keras calls this)."""
         variable, value = update
-        if self._is_in_nested_graph:
-            raise WriteInNestedGraph
+        self._check_graph(variable)
         self.variables[id(variable)] = variable
         super().add_update((variable, tf.cast(value, find_stored_dtype(variable))))
 
@@ -128,7 +137,7 @@ class CollectedWrites(keras.StatelessScope):
     def _check_merge() -> None:
         """Raise an error where replicas cannot wait for each other, or the function is traced again without a graph."""
         scope = stateless_scope()
-        if isinstance(scope, CollectedWrites) and scope.is_in_function:
+        if isinstance(scope, CollectedWrites) and scope._is_in_function:
             raise WriteInNestedGraph
         own = graph_of_replica()
         if own is not None and own is not tf.compat.v1.get_default_graph():
@@ -141,8 +150,8 @@ class CollectedWrites(keras.StatelessScope):
     def forget(self, variables: Iterable[Any]) -> None:
         """Drop the records for `variables`, which have been written since. In a branch that is a write of it."""
         for variable in variables:
-            if id(variable) in self.variables and self._is_in_nested_graph:
-                raise WriteInNestedGraph
+            if id(variable) in self.variables:
+                self._check_graph(variable)
             self.variables.pop(id(variable), None)
             self.state_mapping.pop(id(variable), None)
 

@@ -1,37 +1,45 @@
-"""Custom functions, branches and loops inside a step: their writes are collected like those of the step itself."""
+"""Custom functions, branches and loops inside a step: their writes are collected like those of the step itself.
+
+The writes of a step are tensors until the step ends, and a tensor cannot leave its graph. So a branch also returns the
+values that it writes, a loop also carries them, and a `tf.function` is inlined into the step's graph, unless it has compile
+options and neither writes nor communicates. Branches are traced once. A loop that writes is traced twice: TensorFlow asks
+what it carries before its body is traced.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import stateless_scope
-from ...compat.tensorflow_graphs.graphs import inline_function, retrace_compiled, scratch_graph
+from ...compat.tensorflow_graphs.graphs import inline_function, retrace_compiled, return_more
+from ...compat.wrong_use import WrongUse
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
+
+Written = dict[int, tuple[keras.Variable, tf.Tensor]]  # variables and their values, by the variables' ids
 
 
 def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `tf.function.__call__`."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        scope = _find_collector()
-        computed = None if scope is None else inline_function(self)
-        if scope is None or computed is None:
+        nested = _Nested.here()
+        computed = None if nested is None else inline_function(self)
+        if nested is None or computed is None:
             return original(self, *args, **kwargs)
         apart = retrace_compiled(self)
         if apart is None:
             return computed(*args, **kwargs)
-
-        def reading_here() -> Any:
-            with scope.read_in_this_graph():
+        try:
+            with nested.scope.read_in_this_graph():
                 return apart(*args, **kwargs)
-
-        return _compute(reading_here, lambda nested: computed(*args, **kwargs))
+        except WriteInNestedGraph:
+            nested.restore()
+        return computed(*args, **kwargs)
 
     return call
 
@@ -40,21 +48,25 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `tf.cond`."""
 
     def cond(pred: Any, true_fn: Any = None, false_fn: Any = None, *args: Any, **kwargs: Any) -> Any:
-        def unchanged() -> Any:
+        nested = _Nested.here()
+        if nested is None or tf.executing_eagerly():
             return original(pred, true_fn, false_fn, *args, **kwargs)
+        ends: list[_End] = []
 
-        def with_writes(nested: _Nested) -> Any:
-            branches = [true_fn, false_fn]
-            written = nested.find_written(branches)
+        def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
+            def traced() -> tuple[Any, list[tf.Tensor]]:
+                ends.append(nested.run(fn))
+                if len(ends) == 1:
+                    return ends[0].result, []  # what it returns besides is known after the other branch
+                first, last = ends
+                return_more(first.graph, lambda: nested.find_values(first, ends))
+                return last.result, nested.find_values(last, ends)
 
-            def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
-                return lambda: nested.run(fn, written)
+            return traced
 
-            result, values, all_finite = original(pred, *map(branch, branches), *args, **kwargs)
-            nested.note(written, values, all_finite)
-            return result
-
-        return _compute(unchanged, with_writes)
+        result, values = original(pred, branch(true_fn), branch(false_fn), *args, **kwargs)
+        nested.note(ends, values)
+        return result
 
     return cond
 
@@ -65,142 +77,146 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
     def while_loop(
         cond: Any, body: Any, loop_vars: Any, shape_invariants: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        def unchanged() -> Any:
+        nested = _Nested.here()
+        if nested is None or tf.executing_eagerly():
             return original(cond, body, loop_vars, shape_invariants, *args, **kwargs)
 
-        def with_writes(nested: _Nested) -> Any:
-            written = nested.find_written([lambda: body(*loop_vars)])
-            values = [nested.value(variable) for variable in written]
-            all_finite = tf.constant(True)
-            shapes = None
-            if shape_invariants is not None:
-                shapes = (shape_invariants, [value.shape for value in values], all_finite.shape)
+        def test(*inner: Any) -> Any:
+            end = nested.run(lambda: cond(*inner))
+            if end.written:
+                raise WrongUse(
+                    f"The condition of a loop assigns {end.names}: assign in the body of the loop."
+                )
+            return end.result
 
-            def test(inner: Any, values: Any, all_finite: Any) -> Any:
-                with nested.hold_values(written, values):
-                    return cond(*inner)
+        def once(*inner: Any) -> Any:
+            end = nested.run(lambda: body(*inner), first=True)
+            if end.written or end.checks or end.taken:
+                raise WriteInNestedGraph(end)  # past TensorFlow's code: the body has ended
+            return end.result
 
-            def repeated(inner: Any, values: Any, all_finite: Any) -> Any:
-                with nested.hold_values(written, values):
-                    result, values, applied = nested.run(lambda: body(*inner), written)
-                flat = tf.nest.flatten(result, expand_composites=True)
-                packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
-                return packed, values, tf.logical_and(all_finite, applied)
+        try:
+            return original(test, once, loop_vars, shape_invariants, *args, **kwargs)
+        except WriteInNestedGraph as found:
+            (first,) = found.args
+        nested.restore()
+        before = nested.find_values(_End(), [first])
 
-            same = kwargs.pop("return_same_structure", False)
-            inner, values, all_finite = original(
-                test,
-                repeated,
-                (loop_vars, values, all_finite),
-                shapes,
-                *args,
-                return_same_structure=True,
-                **kwargs,
-            )
-            nested.note(written, values, all_finite)
-            return inner if same or len(inner) != 1 else inner[0]
+        def test_again(inner: Any, values: Any) -> Any:
+            return nested.run(lambda: cond(*inner), first.written, values).result
 
-        return _compute(unchanged, with_writes)
+        def again(inner: Any, values: Any) -> Any:
+            last = nested.run(lambda: body(*inner), first.written, values)
+            if last.written.keys() != first.written.keys():
+                raise WrongUse(
+                    f"The body of a loop assigned {first.names} when it was traced, and {last.names} when it was traced "
+                    "again: let it assign the same variables each time."
+                )
+            flat = tf.nest.flatten(last.result, expand_composites=True)
+            packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
+            return packed, nested.find_values(last, [first])
+
+        shapes = shape_invariants
+        if shapes is not None:
+            shapes = shapes, [value.shape for value in before]
+        same = kwargs.pop("return_same_structure", False)
+        inner, values = original(
+            test_again, again, (loop_vars, before), shapes, *args, return_same_structure=True, **kwargs
+        )
+        nested.note([first], values)
+        return inner if same or len(inner) != 1 else inner[0]
 
     return while_loop
 
 
-def _find_collector() -> CollectedWrites | None:
-    """Return the scope that collects the writes of the step that this thread computes."""
-    scope = stateless_scope() if current_step() is not None else None
-    return scope if isinstance(scope, CollectedWrites) else None
+class _End(NamedTuple):
+    """What a branch, or the condition or body of a loop, has done at its end, in tensors of its graph."""
 
+    graph: Any = None
+    result: Any = None
+    written: Written = {}
+    checks: Sequence[tf.Tensor] = ()  # whether its optimizers applied their updates
+    taken: Sequence[Any] = ()  # the optimizers whose gradients were taken
 
-def _compute(unchanged: Callable[[], Any], with_writes: Callable[[_Nested], Any]) -> Any:
-    """Return `unchanged()`, unless a write is found in it."""
-    scope, step = _find_collector(), current_step()
-    if scope is None or step is None:
-        return unchanged()
-    nested = _Nested(scope, step)
-    try:
-        return unchanged()
-    except WriteInNestedGraph:
-        nested.restore()
-        return with_writes(nested)
+    @property
+    def names(self) -> str:
+        """The names of the variables that it has written."""
+        return ", ".join(f"`{variable.path}`" for variable, _ in self.written.values()) or "none"
 
 
 class _Nested:
-    """The state at the beginning of a branch or a loop, and at its end.
-
-    The writes of a step are tensors until the step ends, and a tensor cannot leave its graph. So a `tf.function` is
-    inlined into the step's graph, unless it has compile options and neither writes nor communicates. A branch that
-    writes to Keras variables also returns its writes, and a loop also carries them. Others are unchanged.
-    """
+    """The state of a step where a function, a branch or a loop begins."""
 
     def __init__(self, scope: CollectedWrites, step: StepContext) -> None:
-        self._scope, self._step = scope, step
+        self.scope, self._step = scope, step
         self._before = dict(scope.state_mapping), dict(scope.variables), dict(step.notes)
-        self._finite_checks, self._losses = len(step.finite_checks), len(scope.losses or ())
+        self._checks, self._losses = len(step.finite_checks), len(scope.losses)
 
-    def restore(self) -> None:
-        """Restore the records of the beginning."""
-        for noted, before in zip(
-            (self._scope.state_mapping, self._scope.variables, self._step.notes), self._before
-        ):
+    @classmethod
+    def here(cls) -> _Nested | None:
+        """Return the state of the step that this thread computes, if a scope collects its writes."""
+        scope, step = stateless_scope(), current_step()
+        return cls(scope, step) if step is not None and isinstance(scope, CollectedWrites) else None
+
+    def restore(self, losses: bool = True) -> None:
+        """Restore the records of the beginning; the `losses`, too, if the same code is traced again."""
+        now = self.scope.state_mapping, self.scope.variables, self._step.notes
+        for noted, before in zip(now, self._before):
             noted.clear()
             noted.update(before)
-        del self._step.finite_checks[self._finite_checks :]
-        if self._scope.losses is not None:
-            del self._scope.losses[self._losses :]
+        del self._step.finite_checks[self._checks :]
+        if losses:
+            del self.scope.losses[self._losses :]
 
-    def find_written(self, functions: list[Callable[[], Any]]) -> list[keras.Variable]:
-        """Find the variables that functions write, also past the scope, except by gradients that are taken for later."""
-        written: dict[int, keras.Variable] = {}
-        taken = self._step.take_gradients
+    def run(
+        self, fn: Callable[[], Any], held: Written | None = None, values: Any = (), first: bool = False
+    ) -> _End:
+        """Trace `fn` in this graph, where the `held` variables have these `values`, and restore the records.
 
-        def take(optimizer: Any, pairs: Any) -> None:  # it writes their values before it updates them
-            self._scope.forget([*(variable for _, variable in pairs), *optimizer.variables])
+        If it is traced for the `first` time and may be traced again, it does not take gradients.
+        """
+        taken, take = list[Any](), self._step.take_gradients
 
-        self._step.take_gradients = None if taken is None else take
+        def drop(
+            optimizer: Any, pairs: Any
+        ) -> None:  # the variables' values would be written before their updates
+            taken.append(optimizer)
+            self.scope.forget([*(variable for _, variable in pairs), *optimizer.variables])
+
+        self._step.take_gradients = drop if first and take is not None else take
         try:
-            for fn in functions:
-                with scratch_graph(), self._scope.in_this_graph():
-                    fn()
-                mapping, variables, _ = self._before
-                for key, variable in {**variables, **self._scope.variables}.items():
-                    if self._scope.state_mapping.get(key) is not mapping.get(key):
-                        written[key] = variable
-                self.restore()
+            with self.scope.in_this_graph():
+                self._set(held or {}, values)
+                result = fn()
         finally:
-            self._step.take_gradients = taken
-        return list(written.values())
+            self._step.take_gradients = take
+        now, before = self.scope.state_mapping, self._before[0]
+        noted = {key: (variable, now[key]) for key, variable in self.scope.variables.items()}
+        written = {key: pair for key, pair in noted.items() if pair[1] is not before.get(key)}
+        checks = self._step.finite_checks[self._checks :]
+        self.restore(losses=False)
+        return _End(tf.compat.v1.get_default_graph(), result, written, checks, taken)
 
-    def run(self, fn: Callable[[], Any], written: list[keras.Variable]) -> Any:
-        """Return (result of `fn`, values of the variables after it, whether its updates were applied: a bool tensor)."""
-        held = dict(self._scope.state_mapping), dict(self._scope.variables)
-        with self._scope.in_this_graph():
-            result = fn()
-            values = [self.value(variable) for variable in written]
-        finite_checks = self._step.finite_checks[self._finite_checks :]
-        self.restore()
-        self._scope.state_mapping.update(held[0])
-        self._scope.variables.update(held[1])
-        if isinstance(result, tf.Operation):
-            result = None
-        return result, values, tf.reduce_all(tf.stack(finite_checks)) if finite_checks else tf.constant(True)
+    def find_values(self, end: _End, ends: Sequence[_End]) -> list[tf.Tensor]:
+        """Return the values that an end has of what any of the `ends` has written, in its graph."""
+        written = {key: pair for each in ends for key, pair in each.written.items()}
+        values = [
+            end.written[key][1] if key in end.written else self._value(variable)
+            for key, (variable, _) in written.items()
+        ]
+        if any(each.checks for each in ends):
+            values.append(tf.reduce_all(tf.stack(end.checks)) if end.checks else tf.constant(True))
+        return values
 
-    def value(self, variable: keras.Variable) -> tf.Tensor:
-        """Return the current value of the variable."""
-        noted = self._scope.state_mapping.get(id(variable))
-        return tf.convert_to_tensor(self._scope.own_value(variable)) if noted is None else noted
+    def note(self, ends: Sequence[_End], values: Sequence[tf.Tensor]) -> None:
+        """Note the final values of what the ends have written."""
+        self._set({key: pair for each in ends for key, pair in each.written.items()}, values)
 
-    @contextlib.contextmanager
-    def hold_values(self, written: list[keras.Variable], values: list[tf.Tensor]) -> Iterator[None]:
-        """Let the variables have these values inside."""
-        with self._scope.in_this_graph():
-            for variable, value in zip(written, values):
-                self._scope.add_update((variable, value))
-            yield
-        self.restore()
+    def _set(self, written: Written, values: Sequence[tf.Tensor]) -> None:
+        for (variable, _), value in zip(written.values(), values):
+            self.scope.add_update((variable, value))
+        self._step.finite_checks.extend(values[len(written) :])
 
-    def note(self, written: list[keras.Variable], values: list[tf.Tensor], all_finite: tf.Tensor) -> None:
-        """Note the final values of the branch or loop."""
-        self.restore()
-        for variable, value in zip(written, values):
-            self._scope.add_update((variable, value))
-        self._step.finite_checks.append(all_finite)
+    def _value(self, variable: keras.Variable) -> tf.Tensor:
+        noted = self.scope.state_mapping.get(id(variable))
+        return tf.convert_to_tensor(self.scope.own_value(variable)) if noted is None else noted

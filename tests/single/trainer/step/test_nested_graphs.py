@@ -182,3 +182,76 @@ def test_step_that_calls_functions_has_its_numbers_eagerly(steps):
     assert_close(numbers(steps, unisono.Model, run_eagerly=True), right, FLOAT64)
     if steps is Vectorized:
         assert_close(numbers(steps, unisono.Model, strategy("mirrored2"), run_eagerly=True), right, FLOAT64)
+
+
+class Either(Base):
+    """An optimizer writes a weight in one branch, and an assignment in the other; loops and branches are nested."""
+
+    traced = 0
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def train_step(self, data):
+        x, y = data
+        self.count.assign_add(1)
+
+        def descend():
+            type(self).traced += 1
+            with tf.GradientTape() as tape:
+                error = tf.reduce_mean(tf.square(y - self.scale * self(x, training=True)))
+            self.optimizer.apply_gradients([(tape.gradient(error, self.scale), self.scale)])
+            return error
+
+        def shrink():
+            type(self).traced += 1
+            self.scale.assign(0.5 * self.scale)
+            tf.while_loop(lambda i: i < self.count, self.again, [tf.constant(0)])
+            return tf.cast(self.scale, x.dtype)
+
+        error = tf.cond(tf.equal(self.count % 2, 0), descend, shrink)
+        self.tracker.update_state(error)
+        return self.logs(scale=self.scale)
+
+    def again(self, i):
+        tf.cond(self.scale > 0.1, lambda: self.scale.assign_sub(0.05), lambda: self.scale.assign_add(0.5))
+        self.count.assign_add(tf.where(i > 3, 1, 0))
+        return i + 1
+
+
+def test_branch_is_called_as_often_as_in_keras_and_either_way_to_write_counts():
+    right, Either.traced = numbers(Either, keras.Model), 0
+    assert_close(numbers(Either, unisono.Model), right, FLOAT64)
+    assert Either.traced <= 2 * 2  # both branches, for a whole and for a partial batch
+
+
+class Condition(Base):
+    """A loop whose condition counts."""
+
+    def train_step(self, data):
+        tf.while_loop(lambda i: i < self.count.assign_add(1), lambda i: i + 2, [tf.constant(0)])
+        return self.logs()
+
+
+class Changing(Base):
+    """A loop whose body assigns something else each time it is called."""
+
+    def train_step(self, data):
+        def body(i):
+            Changing.written = self.normal.moving_mean if self.written is self.count else self.count
+            Changing.written.assign(self.written + 1)
+            return i + 1
+
+        Changing.written = self.count
+        tf.while_loop(lambda i: i < 2, body, [tf.constant(0)])
+        return self.logs()
+
+
+@pytest.mark.parametrize(
+    "steps, words",
+    [(Condition, "The condition of a loop assigns `"), (Changing, "let it assign the same variables")],
+)
+def test_loop_whose_writes_cannot_be_carried_is_an_error(steps, words):
+    with pytest.raises(ValueError, match=words):
+        numbers(steps, unisono.Model)
