@@ -80,51 +80,41 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
         nested = _Nested.here()
         if nested is None or tf.executing_eagerly():
             return original(cond, body, loop_vars, shape_invariants, *args, **kwargs)
+        same = kwargs.pop("return_same_structure", False)
 
-        def test(*inner: Any) -> Any:
-            end = nested.run(lambda: cond(*inner))
-            if end.written:
-                raise WrongUse(
-                    f"The condition of a loop assigns {end.names}: assign in the body of the loop."
-                )
-            return end.result
+        def trace(known: _End, first: bool) -> Any:
+            before = nested.find_values(_End(), [known])
 
-        def once(*inner: Any) -> Any:
-            end = nested.run(lambda: body(*inner), first=True)
-            if end.written or end.checks or end.taken:
-                raise WriteInNestedGraph(end)  # past TensorFlow's code: the body has ended
-            return end.result
+            def test(inner: Any, values: Any) -> Any:
+                end = nested.run(lambda: cond(*inner), known.written, values)
+                if end.written.keys() != known.written.keys():
+                    raise WrongUse(f"The condition of a loop assigns {end.names}: assign in its body.")
+                return end.result
+
+            def turn(inner: Any, values: Any) -> Any:
+                end = nested.run(lambda: body(*inner), known.written, values, first)
+                if first and (end.written or end.checks or end.taken):
+                    raise WriteInNestedGraph(end)  # past TensorFlow's code: the body has ended
+                if end.written.keys() != known.written.keys():
+                    raise WrongUse(
+                        f"The body of a loop assigned {known.names} when it was traced, and {end.names} when it was traced "
+                        "again: let it assign the same variables each time."
+                    )
+                result = end.result if tf.nest.is_nested(end.result) else [end.result]
+                return result, nested.find_values(end, [known])
+
+            shapes = shape_invariants and (shape_invariants, [value.shape for value in before])
+            given = (loop_vars, before), shapes, *args
+            inner, values = original(test, turn, *given, return_same_structure=True, **kwargs)
+            nested.note([known], values)
+            return inner if same or len(inner) != 1 else inner[0]
 
         try:
-            return original(test, once, loop_vars, shape_invariants, *args, **kwargs)
+            return trace(_End(), first=True)
         except WriteInNestedGraph as found:
-            (first,) = found.args
+            (known,) = found.args
         nested.restore()
-        before = nested.find_values(_End(), [first])
-
-        def test_again(inner: Any, values: Any) -> Any:
-            return nested.run(lambda: cond(*inner), first.written, values).result
-
-        def again(inner: Any, values: Any) -> Any:
-            last = nested.run(lambda: body(*inner), first.written, values)
-            if last.written.keys() != first.written.keys():
-                raise WrongUse(
-                    f"The body of a loop assigned {first.names} when it was traced, and {last.names} when it was traced "
-                    "again: let it assign the same variables each time."
-                )
-            flat = tf.nest.flatten(last.result, expand_composites=True)
-            packed = tf.nest.pack_sequence_as(inner, flat, expand_composites=True)
-            return packed, nested.find_values(last, [first])
-
-        shapes = shape_invariants
-        if shapes is not None:
-            shapes = shapes, [value.shape for value in before]
-        same = kwargs.pop("return_same_structure", False)
-        inner, values = original(
-            test_again, again, (loop_vars, before), shapes, *args, return_same_structure=True, **kwargs
-        )
-        nested.note([first], values)
-        return inner if same or len(inner) != 1 else inner[0]
+        return trace(known, first=False)
 
     return while_loop
 
