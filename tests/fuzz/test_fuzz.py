@@ -58,7 +58,7 @@ def test_small_programs_have_the_results_of_one_device_and_of_keras(block):
 
 
 @pytest.mark.as_for_users
-@pytest.mark.short("0")
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_programs_have_the_results_of_one_device_and_of_keras(block):
     _check_all(range(block * CASES, (block + 1) * CASES), _is_quick)
@@ -115,6 +115,7 @@ def _smallest(case: Case, kind: str) -> Case:
     return read(report.split('--case "')[1].split('"\n')[0])
 
 
+@pytest.mark.long
 def test_sum_with_a_wrong_label_is_found_and_shrunk(monkeypatch):
     right = ROWS["Sum"].find_ruling
 

@@ -62,14 +62,7 @@ DIVIDED = {  # gathered and reduced inside, and in the results
 
 
 @pytest.mark.parametrize("name", DIVIDED)
-@pytest.mark.short(
-    but=[
-        "chosen samples in a branch",
-        "cut to the longest sentence",
-        "first sample of a slice",
-        "first sample",
-    ]
-)
+@pytest.mark.short("mask of the longest sentence", "number of a sample")
 def test_samples_stay_on_their_replica(name):
     fn, communicated, *batch = DIVIDED[name]
     assert Parts(fn, *batch).check().communicated == communicated
@@ -77,6 +70,7 @@ def test_samples_stay_on_their_replica(name):
         Parts(fn, *batch, open_axes=True).check()
 
 
+@pytest.mark.long
 def test_sample_outside_of_the_batch_is_an_error_as_on_one_device():
     for place in (-8, -1, 7):
         parts = Parts(lambda x, place=place: tf.gather(x, place) + tf.reduce_sum(x, 0), X)

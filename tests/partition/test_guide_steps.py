@@ -34,7 +34,7 @@ def _communicated(program):
     return sum(sharded), len(sharded) - sum(sharded)
 
 
-@pytest.mark.short("Squeezed")
+@pytest.mark.long
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.kind.__name__)
 @pytest.mark.falls_back
 def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):
@@ -48,6 +48,7 @@ def test_step_matches_one_device_and_communicates_as_little(step, monkeypatch):
     assert found == ([] if step.reduced is None else [(step.gathered, step.reduced)])
 
 
+@pytest.mark.long
 def test_replica_without_samples_adds_nothing_to_batch_statistics():
     batches = tf.data.Dataset.from_tensor_slices((IMAGES[:2], T[:2])).batch(2)
     assert_close(
@@ -55,6 +56,7 @@ def test_replica_without_samples_adds_nothing_to_batch_statistics():
     )
 
 
+@pytest.mark.long
 def test_logs_of_batch_statistics_are_those_that_are_written():
     batches = tf.data.Dataset.from_tensor_slices((IMAGES, T)).batch(5)
     logs, weights = _fitted(Normalized, mirrored(3), batches)

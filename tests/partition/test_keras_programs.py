@@ -42,15 +42,7 @@ def _programs():
 
 
 @pytest.mark.short(
-    "MultiHeadAttention",
-    "LayerNormalization",
-    "Conv?D",
-    "shapes",
-    "loss * of logits",
-    "metric *IoU",
-    "loss Dice",
-    "*BatchNormalization",
-    but=["Conv2D", "Conv3D", "LayerNormalization", "MultiHeadAttention", "synchronized BatchNormalization"],
+    "metric BinaryIoU", "metric IoU", "metric MeanIoU", "metric OneHotMeanIoU", "metric OneHotIoU"
 )
 @pytest.mark.parametrize("name, make, batch", [pytest.param(*each, id=each[0]) for each in _programs()])
 def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, make, batch):
@@ -60,7 +52,7 @@ def test_keras_in_uneven_parts_matches_the_whole_and_gathers_no_samples(name, ma
     assert parts.communicated[0] == GATHERED.get(name, 0)
 
 
-@pytest.mark.short("RMSNormalization")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, make, batch",
     [pytest.param(*each, id=each[0]) for each in _programs() if each[0] not in NEEDS_EXTENTS],
@@ -101,6 +93,7 @@ def _work(blocks):
     return calls, len(parts.program.values), len(parts.program.nodes)
 
 
+@pytest.mark.long
 def test_work_and_memory_of_labelling_are_linear_in_the_operations():
     for two, four, eight in zip(*map(_work, (2, 4, 8))):
         assert eight - four == pytest.approx(2 * (four - two), rel=0.05)

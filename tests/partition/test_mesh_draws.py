@@ -68,7 +68,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.short("heads")
+@pytest.mark.long
 def test_draws_along_a_model_are_those_of_one_device(name):
     parts = MeshParts(with_gradient(PROGRAMS[name]), [BATCH, SEED], [(KERNEL, 1)])
     # One device's numbers are those of the first replica along the batch; the second has no samples.

@@ -84,7 +84,7 @@ def step_of(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.short("embedding")
+@pytest.mark.long
 def test_layer_with_a_divided_weight_matches_one_device(name):
     fn, data, start = step_of(name)
     cases = [(n, axis) for n, w in enumerate(start) for axis, size in enumerate(w.shape) if size % 2 == 0]
@@ -95,7 +95,7 @@ def test_layer_with_a_divided_weight_matches_one_device(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.short("dense")
+@pytest.mark.long
 def test_layer_with_all_weights_divided_along_both_axes_matches_one_device(name):
     """By pairs of axes in both orders; uneven parts of the batch, and one without samples."""
     fn, data, start = step_of(name)

@@ -119,6 +119,7 @@ def test_labels_among_the_largest_of_odd_scores_are_those_of_one_device():
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.short("True")
 def test_samples_among_the_nearest_of_a_batch_match_one_device(transposed):
     """The classes are samples, and so along the axis of the batch."""
 
@@ -140,13 +141,14 @@ LOOKUPS = {
 
 @pytest.mark.parametrize("name", LOOKUPS)
 @pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.short("2-rows")
+@pytest.mark.long
 def test_lookup_in_divided_rows_is_never_whole(name, count):
     parts = MeshParts(with_gradient(LOOKUPS[name]), [TOKENS], [(TABLE, 0)], count)
     parts.check([(4, 3), (6, 0, 1)], tolerance=1e-6 if name == "cast" else 1e-12)
     check_sizes(parts, STATES[0].size)
 
 
+@pytest.mark.long
 def test_lookups_along_other_axes_of_a_divided_table_match_one_device():
     def fn(t, x, w):
         of_rows = tf.gather(tf.transpose(w)[None], t, axis=2)
@@ -158,13 +160,14 @@ def test_lookups_along_other_axes_of_a_divided_table_match_one_device():
 
 
 @pytest.mark.parametrize("layout", [(1, 0), (0, 1), (None, 1)])
-@pytest.mark.short("layout2")
+@pytest.mark.long
 def test_tied_table_divided_along_columns_or_over_the_batch_too_matches_one_device(layout):
     fn = with_gradient(LOOKUPS["tied"])
     MeshParts(fn, [TOKENS], [(TABLE, layout)], again=True).check([(4, 3), (7, 0)])
 
 
 @pytest.mark.parametrize("wrong", [-1, CLASSES])
+@pytest.mark.short("8")
 def test_number_outside_of_a_divided_table_is_an_error_as_on_one_device(wrong):
     tokens = TOKENS.copy()
     tokens[0, 0] = wrong

@@ -151,14 +151,14 @@ def _has_words(words):
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.short("lengths", "numbers of values")
+@pytest.mark.short("numbers of values")
 def test_step_on_nested_values_gathers_nothing_and_matches_the_whole(name):
     fn, *batch = OWN[name]
     parts = Parts(fn, *batch).check()
     assert parts.communicated[0] == 0, parts.gathers
 
 
-@pytest.mark.short("numbers of values")
+@pytest.mark.long
 @pytest.mark.parametrize("name", OWN)
 def test_batch_without_inner_or_outer_values_matches_the_whole(name):
     fn, *batch = OWN[name]
@@ -173,7 +173,7 @@ def is_nested(each):
 
 
 @pytest.mark.parametrize("name", GATHERED)
-@pytest.mark.short(but=["numbers of sentences", "positions and 0", "sentences of others"])
+@pytest.mark.short("made one", "cut", "numbers of offsets")
 def test_operation_without_a_rule_for_nested_values_matches_the_whole(name):
     fn, *batch = GATHERED[name]
     Parts(fn, *batch).check()

@@ -35,7 +35,7 @@ def _assert_right(names, outcomes):
     assert not defects, "\n".join(defects)
 
 
-@pytest.mark.short(*map(str, range(5)), but=["4"])
+@pytest.mark.short("1", "3")
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_program_with_sizes_and_special_numbers_matches_one_device(block):
     names = PROGRAMS[block::BLOCKS]
@@ -75,6 +75,7 @@ FOUND = {  # by drawn programs, and wrong or an error once
 
 
 @pytest.mark.parametrize("name", FOUND)
+@pytest.mark.short("shapes that differ")
 def test_program_that_was_once_wrong_is_right(name):
     _assert_right([name], examine([FOUND[name]], QUICK_SIZES, quick=True))
 
@@ -92,6 +93,7 @@ def _assert_drawn_are_right(names, seed, sizes, quick):
     return cases
 
 
+@pytest.mark.long
 def test_share_of_all_operations_matches_one_device():
     cases = _assert_drawn_are_right(DRAWN[:: 2 * SHARE], 0, QUICK_SIZES, quick=True)
     assert len(cases) > 0.8 * len(DRAWN[:: 2 * SHARE])
@@ -173,6 +175,7 @@ def test_lost_part_of_a_sum_is_found_and_made_smaller(monkeypatch):
     assert smallest.columns == 1, "one number for each sample is enough"
 
 
+@pytest.mark.long
 def test_programs_in_one_graph_have_outcomes_of_their_own():
     def case(operation, *shapes):
         names = ("a", "b") if operation == "MatMul" else ("x",)

@@ -28,24 +28,62 @@ NEED_EXTENTS = ("other operations", "lists of tensors")  # on one device, too
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.short(
-    but=[
-        "attention in blocks",
-        "batch jacobian",
-        "complex numbers",
-        "contrastive",
-        "counts",
-        "covariance",
-        "functions of one number",
-        "functions of two numbers",
-        "gather by sample",
-        "gradients of images",
-        "lists of tensors",
-        "mean of chosen samples",
-        "ragged",
-        "roll, reverse, sort",
-        "sparse",
-        "the smaller of two sizes",
-    ]
+    "mean",
+    "sum",
+    "cross-entropy",
+    "any and all",
+    "minimum of two maxima",
+    "ratio",
+    "loop that adds up samples",
+    "loop with a collective",
+    "scan over time",
+    "roll, reverse, cumsum of features",
+    "reshapes",
+    "groups of features",
+    "two blocks",
+    "attention",
+    "matrices of samples",
+    "batched product with a table",
+    "top of features, of samples",
+    "gather in a table",
+    "gather of positions",
+    "segments",
+    "largest of segments",
+    "scatter",
+    "sizes",
+    "filled",
+    "filled and compared",
+    "stacked",
+    "split and padded",
+    "padded samples",
+    "linear in a sum",
+    "cast",
+    "chosen by a condition",
+    "l2 loss",
+    "argmax",
+    "gradient penalty",
+    "convolution",
+    "resized",
+    "squeezed without axes",
+    "mean of integers",
+    "one matrix for all samples",
+    "positions of chosen samples",
+    "positions of chosen entries",
+    "positions along another axis",
+    "sorted positions",
+    "counted positions",
+    "positions from a branch",
+    "number of chosen samples",
+    "compared sizes",
+    "sizes of two tensors",
+    "sizes in quotients",
+    "sizes of a growing batch",
+    "band",
+    "tables",
+    "inference of batch normalization",
+    "strings",
+    "written numbers",
+    "draws",
 )
 def test_program_in_uneven_parts_matches_the_whole_and_communicates_as_little(name):
     fn, *batch = PROGRAMS[name]
@@ -53,7 +91,7 @@ def test_program_in_uneven_parts_matches_the_whole_and_communicates_as_little(na
     assert parts.communicated == COMMUNICATED[name]
 
 
-@pytest.mark.short("attention", "segments", "two blocks")
+@pytest.mark.short("two blocks", "segments")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEED_EXTENTS])
 def test_program_on_batches_of_unknown_extents_matches_the_whole(name):
     fn, *batch = PROGRAMS[name]

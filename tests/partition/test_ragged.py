@@ -184,28 +184,14 @@ GATHERED = {
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.short(
-    but=[
-        "attention pooling",
-        "gradient of the largest",
-        "in a branch",
-        "largest and least",
-        "mapped",
-        "mean of each sample",
-        "numbers",
-        "recurrent",
-        "sum of each sample",
-        "two towers",
-        "variance",
-    ]
-)
+@pytest.mark.short("lengths", "number of values", "padded with a number", "joined features")
 def test_step_on_ragged_values_gathers_nothing_and_matches_the_whole(name):
     fn, *batch = OWN[name]
     parts = Parts(fn, *batch).check()
     assert parts.communicated[0] == 0, parts.gathers
 
 
-@pytest.mark.short("gradient penalty", "number of values")
+@pytest.mark.short("gradient penalty")
 @pytest.mark.parametrize("name", sorted({*OWN} - {"recurrent"}))  # which needs a word on one device, too
 def test_batch_without_values_or_with_them_in_one_sample_matches_the_whole(name):
     fn, *batch = OWN[name]
@@ -221,6 +207,8 @@ def _with_lengths(ragged, lengths):
 
 
 @pytest.mark.parametrize("name", GATHERED)
-@pytest.mark.short(but=["joined", "offsets"])
+@pytest.mark.short(
+    "cut", "arithmetic on offsets", "values", "sparse", "offsets in a branch", "offsets out of a branch"
+)
 def test_operation_without_a_rule_for_ragged_values_matches_the_whole(name):
     Parts(GATHERED[name], VECTORS).check()

@@ -44,6 +44,7 @@ def _call(name):
     )
 
 
+@pytest.mark.long
 def test_every_row_is_drawn():
     assert set(ROWS) == set(DRAWN), "add a line to operation_calls.txt, or a function to declared_calls.py"
     for kind, name in DRAWN.items():
@@ -82,6 +83,7 @@ def test_program_in_a_context_matches_one_device_with_its_gradient(context):
     assert found.kind == ("gathered" if context.startswith("gathered") else "right")
 
 
+@pytest.mark.long
 def test_programs_are_drawn_in_every_context():
     cases = [draw(name, seed) for name in ("Tanh", "Sum", "MatMul") for seed in range(25)]
     assert {case.context for case in cases if isinstance(case, Case)} == {"", *CONTEXTS}

@@ -128,7 +128,7 @@ def test_small_terms_leave_a_step_as_on_one_device(policy, replicas):
     assert copies_are_equal(model.net.trainable_variables, strategy)
 
 
-@pytest.mark.short("3")
+@pytest.mark.long
 @pytest.mark.parametrize("sample", [0, 3, 6])
 def test_overflow_on_one_replica_skips_the_custom_step_on_all(sample):
     data = np.stack([X, X, X]).reshape(21, 4).astype("float32")

@@ -72,7 +72,7 @@ GATHERED = {
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.short(but=["product"])
+@pytest.mark.short("samples of entries", "cubes")
 def test_step_on_sparse_arrays_gathers_nothing_and_matches_the_whole(name):
     fn, *batch = OWN[name]
     parts = Parts(fn, *batch).check()
@@ -80,7 +80,7 @@ def test_step_on_sparse_arrays_gathers_nothing_and_matches_the_whole(name):
 
 
 @pytest.mark.parametrize("name", OWN)
-@pytest.mark.short("cubes")
+@pytest.mark.long
 def test_batch_without_entries_matches_the_whole(name):
     fn, x, *rest = OWN[name]
     parts = Parts(fn, x, *rest)
@@ -90,5 +90,8 @@ def test_batch_without_entries_matches_the_whole(name):
 
 
 @pytest.mark.parametrize("name", GATHERED)
+@pytest.mark.short(
+    "sums of sorted segments", "filled places", "transposed", "scaled", "slice", "the other product"
+)
 def test_operation_without_a_rule_for_sparse_arrays_matches_the_whole(name):
     Parts(GATHERED[name], X).check()

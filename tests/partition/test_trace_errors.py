@@ -43,6 +43,7 @@ def weights(replicas, model_class=CountsSamples):
     return [v.numpy() for v in model.variables]
 
 
+@pytest.mark.long
 def test_code_that_needs_a_known_batch_size_runs_on_one_replica_and_its_line_is_named():
     expected = weights(1)
     with pytest.warns(UserWarning, match=r"raises TypeError: .*raised in test_trace_errors.py:\d+"):
@@ -126,7 +127,7 @@ def test_error_of_user_code_comes_without_a_word_on_one_replica(strict, monkeypa
 
 
 @pytest.mark.parametrize("strict", ["0", "1"])
-@pytest.mark.short("0")
+@pytest.mark.long
 def test_each_call_says_that_it_runs_on_one_replica_until_it_has(strict, monkeypatch):
     monkeypatch.setenv("UNISONO_STRICT", strict)
     with mirrored(2).scope():
@@ -150,5 +151,6 @@ class EmptyColumns(unisono.Sequential):
         return {**logs, "none": tf.reduce_sum(none, 1)[:1]}
 
 
+@pytest.mark.long
 def test_integers_without_elements_are_labelled():
     assert_close(weights(2, EmptyColumns), weights(1, EmptyColumns), 1e-6, "variables")

@@ -93,6 +93,7 @@ def test_defaults_count_as_undefined():
     assert setting(other, "runs_last") is False and setting(type(other), "only_reads_logs") is False
 
 
+@pytest.mark.long
 def test_names_of_callbacks_are_looked_for_in_one_file_only():
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"

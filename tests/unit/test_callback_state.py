@@ -338,6 +338,7 @@ def another_difference():
     return Difference()
 
 
+@pytest.mark.long
 def test_functions_and_classes_within_others_are_known_by_what_they_compute():
     one, two = lambda x: x, lambda x: 2 * x
     distributed = lambda f: keras.layers.TimeDistributed(keras.layers.Lambda(f, output_shape=(2,)))  # noqa: E731

@@ -146,7 +146,7 @@ def peer(address, words, slowly=False):
 
 
 @pytest.mark.parametrize("words", [GREETING, b"SSH-2.0-OpenSSH\r\n", b"[1]\n"])
-@pytest.mark.short("[[]1]\\n")
+@pytest.mark.long
 def test_rendezvous_takes_nobody_for_worker_0_who_does_not_say_so(words):
     workers = addresses(2)
     with peer(workers[0], words):
@@ -154,6 +154,7 @@ def test_rendezvous_takes_nobody_for_worker_0_who_does_not_say_so(words):
             rendezvous(worker(workers, 1), 0.5)
 
 
+@pytest.mark.long
 def test_rendezvous_ends_whatever_its_peers_do():
     workers = addresses(2)
     with peer(workers[0], b"", slowly=True), pytest.raises(TimeoutError, match="worker 0 "):
@@ -204,6 +205,7 @@ def test_processes_of_a_launcher_learn_the_addresses_of_all():
     assert len(ports) == 4 and all(peer.address.startswith("127.0.0.1:") for peer in found[0])
 
 
+@pytest.mark.long
 def test_late_processes_of_a_launcher_are_named_with_it_everywhere(monkeypatch):
     (meeting,) = addresses(1)
     clock = RendezvousClock(monkeypatch)

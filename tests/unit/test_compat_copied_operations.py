@@ -113,7 +113,7 @@ def meaning(graph, variables):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.short(but=["adam, averages", "adamax", "adamw"])
+@pytest.mark.short("sgd", "sgd, momentum", "adagrad", "adadelta", "lion")
 def test_the_graph_is_the_one_of_a_trace_for_each_variable(name, copied, monkeypatch):
     graph, state = trained(OPTIMIZERS[name])
     assert len(copied) >= 3 and all(copied)
@@ -126,7 +126,7 @@ def test_the_graph_is_the_one_of_a_trace_for_each_variable(name, copied, monkeyp
 @pytest.mark.parametrize(
     ("replicas", "options"), [(1, {}), (1, {"jit_compile": True}), (1, {"run_eagerly": True}), (2, {})]
 )
-@pytest.mark.short("1-options2")
+@pytest.mark.long
 def test_fit_trains_the_same_bits(replicas, options, copied, monkeypatch):
     def trained():
         keras.utils.set_random_seed(1)
@@ -208,6 +208,7 @@ def test_rates_of_users_are_asked_for_each_variable(copied):
     assert copied == []
 
 
+@pytest.mark.long
 def test_a_function_knows_the_variables_of_copies_and_can_be_exported(copied, tmp_path):
     weights = [keras.Variable(np.ones((2, 2), "float32"), name=f"w{i}") for i in range(3)]
     optimizer = unisono.optimizers.Adam(0.1)

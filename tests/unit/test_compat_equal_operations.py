@@ -5,6 +5,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from custom_step import CustomStep
 from helpers import assert_equal, in_threads
@@ -119,6 +120,7 @@ def reuse_nothing(monkeypatch):
     monkeypatch.setattr(equal_operations, "_PURE", frozenset())
 
 
+@pytest.mark.long
 def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatch):
     def on_one_device():
         keras.utils.set_random_seed(1)
@@ -134,6 +136,7 @@ def test_bias_corrections_of_adam_are_computed_once_for_all_variables(monkeypatc
     assert_equal(state, alone)
 
 
+@pytest.mark.long
 def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     found, state = on_two_replicas()
     reuse_nothing(monkeypatch)
@@ -143,6 +146,7 @@ def test_backward_passes_and_sums_of_a_step_name_each_shape_once(monkeypatch):
     assert_equal(state, alone)
 
 
+@pytest.mark.long
 def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
     def operations_under(strategy):
         with strategy.scope():
@@ -156,6 +160,7 @@ def test_step_of_two_replicas_has_twice_the_operations_of_one_device():
     assert two < 2.3 * one  # 2.1, from the collectives; with no-op reshapes 3.0
 
 
+@pytest.mark.long
 def test_tape_in_a_transformer_tells_equal_constants_apart():
     def as_it_is(pairs):
         one, other = tf.constant(1.0), tf.constant(1.0)

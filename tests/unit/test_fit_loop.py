@@ -237,6 +237,7 @@ MOST_CALLS = {"fit": 6500, "evaluate": 4400, "predict": 2900, "train_on_batch": 
 """Of a method that is called again and again; a quarter more than were counted."""
 
 
+@pytest.mark.long
 def test_a_second_call_of_a_method_does_little_next_to_its_steps():
     model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
@@ -255,6 +256,7 @@ def test_a_second_call_of_a_method_does_little_next_to_its_steps():
         assert calls < MOST_CALLS[name], (name, calls)
 
 
+@pytest.mark.long
 def test_metrics_are_reset_as_their_class_says():
     class Offset(keras.metrics.Mean):
         def reset_state(self) -> None:

@@ -167,6 +167,7 @@ def bound(value, name):
 
 
 @pytest.mark.parametrize("name", ["closure", "default", "keyword", "function in it", "generator"])
+@pytest.mark.short(but=["generator"])
 def test_pipeline_is_known_by_the_values_that_its_functions_are_bound_to(name):
     def graph(value):
         return pipeline_checksum(bound(value, name), text_of_value)
@@ -208,7 +209,15 @@ def test_what_a_function_changes_while_it_is_used_says_nothing():
 
 
 @pytest.mark.parametrize("kind", NUMBERED)
-@pytest.mark.short(but=["several maps"])
+@pytest.mark.short(
+    "a cache and orders",
+    "random numbers",
+    "a window",
+    "a dataset of datasets",
+    "ragged and sparse",
+    "a function of Python",
+    "a generator",
+)
 def test_pipeline_is_known_in_a_process_that_has_made_other_functions(kind):
     """Names and numbers that TensorFlow assigns to functions and caches do not matter."""
 
@@ -288,7 +297,7 @@ INEXACT = {
 }
 
 
-@pytest.mark.short("numpy_and_cached", "py_function", "python_global", "undetermined_generator")
+@pytest.mark.short("undetermined_generator")
 @pytest.mark.parametrize("name", resumed_inputs.INPUTS)
 def test_input_resumes_bit_for_bit_or_says_why_it_cannot(name):
     """At positions within and between three epochs, each time in an input built again, as in another process."""

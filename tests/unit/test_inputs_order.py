@@ -101,6 +101,9 @@ KINDS = {
 @pytest.mark.parametrize("steps", [None, 4])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.short(
+    but=["distributed dataset-None", "distributed dataset-4", "dataset with Python inside-None"]
+)
 def test_restored_source_goes_on_with_the_same_batches(kind, steps):
     how, make = KINDS[kind]
     straight = make(steps)

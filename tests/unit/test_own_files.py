@@ -65,6 +65,7 @@ def test_file_of_the_users_is_left_and_named_before_the_first_step(name, tmp_pat
 
 
 @pytest.mark.parametrize("file", ["m.keras", "m.weights.h5", "002.keras"])
+@pytest.mark.short("m.weights.h5")
 def test_checkpoint_keeps_a_file_of_the_users_under_another_name(file, tmp_path, model):
     template = file.replace("002", "{epoch:03d}")
 
@@ -126,6 +127,7 @@ def test_profiles_of_one_second_have_different_names(tmp_path):
     assert names == ["worker-0.xplane.pb", "2-worker-0.xplane.pb", "3-worker-0.xplane.pb"]
 
 
+@pytest.mark.long
 def test_command_overwrites_pages_alone(tmp_path, model, capsys):
     fit(model, report(tmp_path / "a.html"))
     assert [main(["report", str(tmp_path)]) for _ in range(2)] == [0, 0]

@@ -71,6 +71,7 @@ def test_packages_show_public_names_alone(package):
         assert callable(value) or name in ("cluster_resolver", "schedules"), f"{name} is a module"
 
 
+@pytest.mark.long
 def test_models_have_no_new_public_name_that_a_user_could_have_too():
     own = {"explain_step", "fit_state", "autograph_info__"}  # the last one is TensorFlow's mark
     assert public(unisono.Model) - public(keras.Model) == own

@@ -153,6 +153,7 @@ def test_run_that_was_killed_and_restarted_says_so(tmp_path):
     assert "1 restart" in render([run])
 
 
+@pytest.mark.long
 def test_page_of_one_run_holds_every_chart_and_nothing_from_elsewhere(tmp_path):
     page = render([read_run(write(tmp_path / "r.jsonl", LINES))])
     charts = "loss", "gradient norm", "loss scale", "skipped steps"
@@ -185,6 +186,7 @@ def test_page_escapes_what_users_wrote(tmp_path):
     assert "Model: &lt;m&gt;" in page
 
 
+@pytest.mark.long
 def test_page_reloads_itself_only_while_the_run_is_under_way(tmp_path):
     running = render([read_run(write(tmp_path / "a.jsonl", LINES[:3]))], refresh_seconds=10)
     ended = render([read_run(write(tmp_path / "b.jsonl", LINES))], refresh_seconds=10)

@@ -181,6 +181,7 @@ SHOWN = """
 """
 
 
+@pytest.mark.long
 def test_each_end_of_a_program_leaves_its_record(tmp_path):
     ends = {
         "raises": (RAISES, 1),

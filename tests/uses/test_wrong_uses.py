@@ -83,6 +83,7 @@ def complaint(error: BaseException, words: tuple[str, ...]) -> str | None:
 
 
 @pytest.mark.parametrize(("table", "place"), PLACES_OF_TABLES)
+@pytest.mark.short(but=["inputs-two replicas", "arguments-two replicas", "methods-two replicas"])
 def test_wrong_uses_are_rejected_in_one_line_before_the_first_step(table, place, request, steps):
     bench = request.getfixturevalue("bench" if place == "one device" else "bench_of_two_replicas")
     failures, before = [], [np.array(value) for value in bench.model.get_weights()]

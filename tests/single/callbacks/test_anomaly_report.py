@@ -55,6 +55,7 @@ def test_anomaly_names_step_layer_and_batch_and_keeps_the_model_before_it(make_s
     assert json.loads((tmp_path / "sub" / "anomaly.json").read_text())["step"] == 1
 
 
+@pytest.mark.long
 def test_anomaly_in_the_middle_of_a_compiled_call_tells_the_step():
     x, y = data(bad_row=38)
     report = ours.AnomalyReport()
@@ -65,6 +66,7 @@ def test_anomaly_in_the_middle_of_a_compiled_call_tells_the_step():
     assert (report.report["epoch"], report.report["step"]) == (0, 20)
 
 
+@pytest.mark.long
 def test_anomaly_in_the_backward_pass_alone_is_found():
     @tf.custom_gradient
     def poisoned(x):
@@ -78,6 +80,7 @@ def test_anomaly_in_the_backward_pass_alone_is_found():
     assert "gradient" in report.report["first"]
 
 
+@pytest.mark.long
 def test_anomaly_report_changes_no_number_of_a_healthy_run_and_leaves_nothing_behind():
     x, y = data()
     weights = []

@@ -129,7 +129,7 @@ def test_every_callback_works_in_the_fit_of_plain_keras(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ours", "plain"])
-@pytest.mark.short("plain")
+@pytest.mark.long
 def test_loop_of_the_users_own_resumes_with_the_bits_of_one_that_ran_through(kind, tmp_path):
     ends = []
     for stop_at in (None, (1, 3)):

@@ -76,6 +76,7 @@ def test_first_line_of_a_model_that_is_never_called_counts_its_parameters(capsys
     assert first.startswith("Training on CPU:0, 4 parameters, batch 8, ")
 
 
+@pytest.mark.long
 def test_first_line_of_a_mesh_says_how_its_first_axis_divides_the_batch(capsys):
     strategy = strategy_for((2, 2), {".*up/kernel": (None, "model")})
     model = model_of(strategy, [keras.layers.Dense(4, name="up")])

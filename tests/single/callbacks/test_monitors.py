@@ -58,7 +58,7 @@ def test_monitor_of_a_validation_that_the_fit_has_not_says_so():
         fit(keras.callbacks.EarlyStopping(), validates=False)
 
 
-@pytest.mark.short("val_mae", "learning_rate")
+@pytest.mark.long
 @pytest.mark.parametrize("monitor", ["loss", "mae", "val_mae", "learning_rate"])
 def test_right_monitors_are_accepted(tmp_path, monitor):
     plateau = keras.callbacks.ReduceLROnPlateau(monitor="loss")

@@ -27,7 +27,7 @@ Y = X[:, :1]
 
 
 @pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
-@pytest.mark.short("get_strategy")
+@pytest.mark.long
 def test_report_holds_curves_norm_times_and_facts(make_strategy, tmp_path):
     model = make_model(make_strategy())
     report = unisono.callbacks.TrainingReport(tmp_path / "r.html", title="T")
@@ -58,6 +58,7 @@ def test_config_and_notes_are_in_the_lines_without_passwords(tmp_path, monkeypat
     assert "&lt;b&gt;mine&lt;/b&gt;?</p>" in page and "https://***@host/d" in page and "my-key" not in page
 
 
+@pytest.mark.long
 def test_values_within_an_epoch_are_those_of_its_steps_and_only_of_means(tmp_path):
     keras.utils.set_random_seed(3)
     model = make_model()
@@ -95,6 +96,7 @@ def test_gradient_norm_is_that_of_the_global_gradient(tmp_path):
     assert norm == pytest.approx(np.linalg.norm(gradient), rel=1e-5)
 
 
+@pytest.mark.long
 def test_report_of_a_fit_that_fails_says_so(tmp_path):
     class Fails(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -45,6 +45,7 @@ Y = X[:, :1]
 
 @pytest.mark.parametrize("make_strategy", [tf.distribute.get_strategy, functools.partial(mirrored, 2)])
 @pytest.mark.falls_back
+@pytest.mark.short("get_strategy")
 def test_summaries_inside_layers_are_written_once_at_their_steps(make_strategy, tmp_path):
     board = unisono.callbacks.TensorBoard(tmp_path, update_freq=3, write_steps_per_second=True)
     model = make_model(make_strategy())
@@ -58,6 +59,7 @@ def test_summaries_inside_layers_are_written_once_at_their_steps(make_strategy, 
     assert step_hooks(model) == step_hooks(model, "test") == []
 
 
+@pytest.mark.long
 def test_by_epoch_histograms_are_written_and_summaries_inside_are_not(tmp_path):
     board = unisono.callbacks.TensorBoard(tmp_path, histogram_freq=1)
     make_model(mirrored(2)).fit(X, Y, batch_size=7, epochs=2, verbose=0, callbacks=[board])
@@ -67,6 +69,7 @@ def test_by_epoch_histograms_are_written_and_summaries_inside_are_not(tmp_path):
 
 
 @pytest.mark.falls_back
+@pytest.mark.long
 def test_a_second_fit_writes_into_its_own_folder(tmp_path):
     model = make_model(mirrored(2))
     for name in ("a", "b"):

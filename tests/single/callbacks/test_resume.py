@@ -96,7 +96,7 @@ def backups(of_step_four, tmp_path):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.short("True")
+@pytest.mark.long
 def test_resumed_fit_ends_with_the_same_bits(eager, tmp_path, capsys):
     expected = fit(make_model(eager=eager))
     interrupted(tmp_path, 5, model=make_model(eager=eager))
@@ -104,6 +104,7 @@ def test_resumed_fit_ends_with_the_same_bits(eager, tmp_path, capsys):
     assert "at epoch 2, step 1; position in the data: by index." in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_last_step_of_an_epoch_keeps_its_logs(tmp_path, left_alone):
     """A backup after the last step: no training is left in that epoch, and its logs are kept."""
 
@@ -176,6 +177,7 @@ def test_model_built_at_the_first_batch_resumes_in_a_pydataset_by_index(tmp_path
     assert "by index" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_other_numbers_of_replicas_go_on(tmp_path):
     """1, 3, then 2. Without dropout this matches a single device: the backup contains the running sums of the epoch."""
     expected = fit(make_model(noise=0.0))
@@ -203,6 +205,7 @@ DIFFERENT = [
 ]
 
 
+@pytest.mark.long
 def test_another_training_is_rejected_with_what_differs(backups):
     for settings, inputs, message in DIFFERENT:
         model = make_model(**settings)
@@ -261,6 +264,7 @@ def test_backup_of_another_run_with_equal_settings_and_data_is_rejected(backups,
     assert resumed(backups)
 
 
+@pytest.mark.long
 def test_more_epochs_are_the_same_training(tmp_path):
     """Also when a callback changes the learning rate."""
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
@@ -269,6 +273,7 @@ def test_more_epochs_are_the_same_training(tmp_path):
     assert resumed(tmp_path, halve, epochs=3) == expected
 
 
+@pytest.mark.long
 def test_damaged_newest_is_named_and_the_one_before_it_gives_the_same_bits(backups, left_alone):
     newest = backup_store.backup_paths(backups)[0]
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -314,6 +319,7 @@ def test_half_of_an_owner_is_named_and_not_taken_over(backups):
     assert len(backup_store.backup_paths(backups)) == 2
 
 
+@pytest.mark.long
 def test_snapshot_is_not_torn_by_steps_that_run_while_it_is_written(tmp_path, monkeypatch):
     """The backup written in the background, during later steps, equals the backup of a run that waits for the write."""
     write, go_on = backup_store.BackupStore.write, threading.Event()
@@ -417,6 +423,7 @@ def test_directory_of_a_running_fit_is_rejected(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 def test_backups_are_kept_and_deleted_as_asked(tmp_path):
     class Count(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -430,6 +437,7 @@ def test_backups_are_kept_and_deleted_as_asked(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.long
 def test_seconds_are_checked_whenever_a_compiled_call_ends(tmp_path):
     now = iter(range(0, 10**6, 4))
     backup = callbacks.BackupAndRestore(tmp_path, save_freq="10s", background=False, delete_when_done=False)
@@ -534,7 +542,7 @@ class CustomStep(helpers.GradientsOfItsOwn, unisono.Sequential):
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
-@pytest.mark.short("None")
+@pytest.mark.long
 def test_optimizer_of_a_custom_step_is_there_before_it_is_restored(replicas, tmp_path):
     def train(*extra):
         keras.backend.clear_session()
@@ -596,6 +604,7 @@ class ManyOptimizers(unisono.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 def test_every_optimizer_that_a_model_holds_is_resumed_and_is_one_of_ours(tmp_path):
     def train(replicas, *extra):
         keras.backend.clear_session()

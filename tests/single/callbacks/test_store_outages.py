@@ -155,6 +155,7 @@ LENGTHS = (1, 4, 9, 40)
 
 
 @pytest.mark.parametrize("shift", [0, *(pytest.param(each, marks=pytest.mark.long) for each in range(1, 48))])
+@pytest.mark.long
 def test_an_outage_at_any_call_changes_nothing(undisturbed, shift):
     """Each call gets one kind of fault and one length; all the shifts together cover all."""
     result, files, calls = undisturbed
@@ -169,7 +170,7 @@ def test_an_outage_at_any_call_changes_nothing(undisturbed, shift):
         assert files_of(url) == files, (at, fault, length)
 
 
-@pytest.mark.short("TimeoutError", "PermissionError")
+@pytest.mark.short("PermissionError")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_an_outage_for_ever_is_an_error_after_the_last_step(undisturbed, fault):
     """It is a warning before, and what was saved is not changed."""

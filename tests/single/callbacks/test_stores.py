@@ -166,6 +166,7 @@ def killed_and_resumed(url, **arguments):
     return train(backup())
 
 
+@pytest.mark.long
 def test_resumed_run_has_the_bits_of_one_that_was_not_killed(capsys):
     url = "memory://bucket/run"
     assert same(killed_and_resumed(url, delete_when_done=False), train())
@@ -209,7 +210,7 @@ def test_backups_are_removed_when_training_is_done():
 
 
 @pytest.mark.parametrize("kind", ["fail", "lose the answer", "cut", "twice", "late"])
-@pytest.mark.short(but=["late"])
+@pytest.mark.short("lose the answer", "cut")
 def test_one_fault_at_each_call_loses_nothing(kind, monkeypatch):
     """Every call that reads or writes goes wrong once, in a run that is killed and resumed."""
     monkeypatch.setenv("MY_SECRET_KEY", "secret-key-of-mine")
@@ -299,6 +300,7 @@ class Outage(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("background", [True, False])
+@pytest.mark.long
 def test_run_goes_on_while_its_store_is_down_and_saves_when_it_is_back(monkeypatch, background):
     outage = Outage(monkeypatch, (3, 4))
     backup = callbacks.BackupAndRestore(
@@ -347,6 +349,7 @@ class OutageFrom(keras.callbacks.Callback):
         pytest.param(False, False, 1, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_an_outage_may_begin_at_any_call(background, answers, apart):
     expected, has_warned = train(), False
     for begin in range(8, 22, apart):  # a step or two, and all of a save
@@ -459,6 +462,7 @@ def test_checkpoint_does_not_overwrite_a_file_of_others():
     assert callbacks.verify_checkpoint("memory://bucket/best.keras")
 
 
+@pytest.mark.long
 def test_logs_reports_and_events_are_those_of_a_local_run(tmp_path):
     def written(place):
         train(

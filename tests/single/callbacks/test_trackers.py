@@ -97,6 +97,7 @@ def test_logger_reads_the_optimizer_of_each_step_in_few_calls(how):
     assert len({rate for *_, rate, _ in found.seen}) == EPOCHS * STEPS
 
 
+@pytest.mark.long
 def test_logger_reads_the_updates_of_an_optimizer_that_accumulates():
     found, expected, calls = WandbMetricsLogger(), EachStep(), Calls()
     for callbacks in ([found, calls], [expected]):
@@ -186,7 +187,7 @@ def scalars(folder):
 
 @pytest.mark.parametrize("kind", [keras.callbacks.TensorBoard, unisono.callbacks.TensorBoard])
 @pytest.mark.parametrize("frequency", ["batch", 5])
-@pytest.mark.short("5-TensorBoard0")
+@pytest.mark.long
 def test_tensorboard_writes_each_step_in_few_calls(tmp_path, frequency, kind):
     calls = Calls()
     boards = [
@@ -253,7 +254,7 @@ class EvaluationCalls(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.short("1")
+@pytest.mark.long
 def test_logger_reads_each_step_of_a_validation_in_few_calls(replicas):
     seen = []
     for package in (keras, unisono):

@@ -70,7 +70,7 @@ def fit(model, given, **arguments):
     model.fit(X, X, batch_size=2, verbose=0, validation_data=(X, X), callbacks=given, **arguments)
 
 
-@pytest.mark.short("unisono-RuntimeError")
+@pytest.mark.long
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_error_at_any_hook_leaves_nothing_in_the_process(model, error, tmp_path, capfd):
     before = process_state()
@@ -110,6 +110,7 @@ def test_signal_after_a_fit_that_failed_has_its_usual_effect(model, tmp_path):
         signal.signal(signal.SIGTERM, before)
 
 
+@pytest.mark.short("unisono")
 def test_signal_in_a_fit_saves_and_the_next_fit_is_not_stopped(model, tmp_path, capfd):
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):

@@ -71,7 +71,7 @@ def trained(strategy, make, optimizer, options):
     return [v.numpy() for v in model.variables], history, [v.numpy() for v in model.optimizer.variables]
 
 
-@pytest.mark.short("own logs", "slices clipped")
+@pytest.mark.short("slices clipped")
 @pytest.mark.parametrize("name", CASES)
 def test_steps_made_as_for_gpus_give_the_numbers_of_one_replica(name, request):
     expected = trained(tf.distribute.get_strategy(), *CASES[name])

@@ -45,7 +45,7 @@ def draw(*shape):
     return tf.constant(R.normal(size=shape))
 
 
-@pytest.mark.short("True-keys", "True-no batch")
+@pytest.mark.short("True-no batch")
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_blocks_equal_keras_with_first_and_second_gradients(mask, causal):
@@ -146,7 +146,7 @@ def expected():
     return trained(None, kind=keras.Model, jit_compile=False)
 
 
-@pytest.mark.short("graph", "two replicas")
+@pytest.mark.short("graph")
 @pytest.mark.parametrize("way", ["graph", "eager", "two replicas", "weights on two replicas", "pipeline"])
 def test_fit_with_blocks_equals_keras(way, expected, monkeypatch, capsys):
     made = []
@@ -190,6 +190,7 @@ def test_true_that_cannot_be_met_is_an_error_that_names_what_is_missing():
         keras.config.enable_flash_attention()
 
 
+@pytest.mark.long
 def test_export_contains_no_operation_of_ours(tmp_path):
     model = make(True)
     model.export(str(tmp_path), verbose=False)

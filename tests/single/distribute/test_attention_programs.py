@@ -40,7 +40,7 @@ def expected():
     return of
 
 
-@pytest.mark.short("multi-head, padding-mirrored2")
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["none", "mirrored2", "mirrored3"])
 @pytest.mark.parametrize("name", programs.PROGRAMS)
 def test_program_in_blocks_equals_keras(name, where, expected, in_blocks):

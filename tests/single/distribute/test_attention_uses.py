@@ -79,7 +79,7 @@ def smooth(kind):
     return fitted(decoder(Smooth))
 
 
-@pytest.mark.short("smooth")
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize(
     "use", [adapted, rematerialized, accumulated, enabled, smooth], ids=lambda f: f.__name__

@@ -130,7 +130,7 @@ WAYS = {
 }
 
 
-@pytest.mark.short("graph")
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_training_in_blocks_equals_keras(way, in_blocks):
     found, expected = WAYS[way](), of_keras()

@@ -58,7 +58,7 @@ def trained(strategy, step=None, **options):
     return helpers.train(make, (X, X), strategy, {"batch_size": 5, "epochs": 1}, **compiled)[0]
 
 
-@pytest.mark.short("optimizer-None", "weights-against_the_order")
+@pytest.mark.short("weights-against_the_order")
 @pytest.mark.parametrize("step", [None, with_two_optimizers, with_two_tapes, against_the_order])
 @pytest.mark.parametrize("level", ["optimizer", "weights"])
 def test_backward_pass_waits_for_the_sums_of_its_gradients(level, step, monkeypatch):

@@ -139,6 +139,7 @@ def test_what_a_pipeline_cannot_shard_is_rejected():
         unisono.distribute.sharded(made)
 
 
+@pytest.mark.long
 def test_with_one_replica_nothing_changes():
     model = trained(pipeline(replicas=1), optimizers.Adam(0.01), epochs=1)
     assert not any(hasattr(raw_value(v), "variables") for v in model.optimizer.variables)

@@ -56,7 +56,7 @@ def fitted(kind, strategy=None):
     return model
 
 
-@pytest.mark.short("pipeline", "state of a pipeline")
+@pytest.mark.short("state of a pipeline")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_weight_decay_excludes_divided_weights_by_the_names_of_plain_ones(name):
     for kind in (unisono.Model,) if "pipeline" in name else (unisono.Model, keras.Model):
@@ -83,7 +83,7 @@ class Notes(keras.optimizers.SGD):
 
 
 @pytest.mark.parametrize("name", ["none", "optimizer state", "weights"])
-@pytest.mark.short("none")
+@pytest.mark.long
 def test_update_rule_of_the_user_reads_of_divided_weights_what_it_reads_of_plain_ones(name):
     found = []
     for strategy in (None, STRATEGIES.get(name, lambda: helpers.mirrored(2))()):
@@ -135,7 +135,7 @@ class NotesOfWeights(keras.regularizers.Regularizer, keras.constraints.Constrain
         return self.result(scale * weight[0] * value[:1] * tf.norm(weight) + weight)
 
 
-@pytest.mark.short("none", "weights", "pipeline")
+@pytest.mark.short("none", "pipeline")
 @pytest.mark.parametrize("name", ["none", "optimizer state", "weights", "mesh", "pipeline"])
 def test_regularizers_and_constraints_read_of_weights_what_they_read_in_keras(name):
     found = []

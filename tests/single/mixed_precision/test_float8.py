@@ -47,6 +47,7 @@ def test_float8_layers_on_two_replicas_are_those_of_one_device(policy):
     assert_same(two, one, before)
 
 
+@pytest.mark.long
 def test_float8_layers_on_one_device_are_those_of_keras():
     one, before = trained(tf.distribute.get_strategy(), None)
     theirs, _ = trained(tf.distribute.get_strategy(), None, keras.Model, keras.optimizers.SGD)

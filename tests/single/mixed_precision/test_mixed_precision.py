@@ -68,7 +68,7 @@ def rows_of(replica, batch=0, replicas=2):
         pytest.param([*rows_of(0, 1), *rows_of(1, 1), *rows_of(0, 2)], 2, id="all-replicas-and-another-step"),
     ],
 )
-@pytest.mark.short("first-replica-first-step")
+@pytest.mark.long
 def test_overflow_on_some_replica_skips_the_step_on_all(bad_rows, skipped):
     one, history_one, _ = trained("none", bad_rows)
     two, history_two, strategy = trained("mirrored2", bad_rows)
@@ -82,7 +82,7 @@ def test_overflow_on_some_replica_skips_the_step_on_all(bad_rows, skipped):
     assert number(two.optimizer.iterations) == 6 - 2 * skipped
 
 
-@pytest.mark.short("central2")
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", ["mirrored3", "central2"])
 def test_skipped_step_leaves_no_bit_behind(replicas):
     """Training with an overflowing batch ends like training without it: weights, optimizer state, averages, dropout."""
@@ -131,6 +131,7 @@ def products_in_our_order():
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": True, **before})
 
 
+@pytest.mark.long
 def test_scaled_training_in_float32_is_unscaled_training(products_in_our_order):
     """In float32 a power-of-two scale changes no bit, whatever later stages do."""
     plain, _, _ = trained("mirrored2", [], every_stage, "float32")
@@ -139,6 +140,7 @@ def test_scaled_training_in_float32_is_unscaled_training(products_in_our_order):
     assert history["skipped_steps"] == [0, 0]
 
 
+@pytest.mark.long
 def test_overflow_in_one_micro_batch_skips_the_update_as_in_the_large_batch():
     x, y = data()
     y[BATCH + 1] = 3e38  # in the second of three micro-batches
@@ -155,6 +157,7 @@ def test_overflow_in_one_micro_batch_skips_the_update_as_in_the_large_batch():
     helpers.assert_close(results[0], results[1], helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_every_way_to_run_steps_skips_the_same():
     results = []
     for options in ({"run_eagerly": True}, {"steps_per_execution": 3}, {"jit_compile": True}):
@@ -169,6 +172,7 @@ def test_every_way_to_run_steps_skips_the_same():
         helpers.assert_close(found, results[0], FLOAT16)
 
 
+@pytest.mark.long
 def test_train_on_batch_skips_and_goes_on():
     mixed_precision.set_global_policy("mixed_float16")
     with helpers.mirrored(2).scope():
@@ -183,6 +187,7 @@ def test_train_on_batch_skips_and_goes_on():
     assert number(model.optimizer.iterations) == 1
 
 
+@pytest.mark.long
 def test_sparse_gradients_of_an_embedding():
     ids = np.random.default_rng(0).integers(0, 9, size=(ROWS, 2))
     y = np.random.default_rng(1).normal(size=(ROWS, 2)).astype("float32")
@@ -232,6 +237,7 @@ class Gan(unisono.Model):
         return {"judge_loss": judge_loss, "maker_loss": maker_loss}
 
 
+@pytest.mark.long
 def test_two_optimizers_have_a_finite_check_each():
     mixed_precision.set_global_policy("mixed_float16")
     keras.utils.set_random_seed(3)
@@ -304,6 +310,7 @@ def test_float16_model_loads_under_float32_and_the_reverse(tmp_path):
         assert np.isfinite(models[1].fit(*data(), verbose=0).history["loss"][0])
 
 
+@pytest.mark.long
 def test_saved_mixed_model_opens_in_keras_and_goes_on_with_its_scale(tmp_path):
     model, _, _ = trained("none", rows_of(0))
     path = tmp_path / "model.keras"

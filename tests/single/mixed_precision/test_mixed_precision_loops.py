@@ -59,6 +59,7 @@ BAD = np.inf
 
 
 @pytest.mark.parametrize("name", ["mirrored3", "central2", "one"])
+@pytest.mark.short("central2", "one")
 def test_overflow_on_each_replica_in_turn_on_all_and_on_none(name):
     strategy = helpers.strategy(name)
     replicas = strategy.num_replicas_in_sync

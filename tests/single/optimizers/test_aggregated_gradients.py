@@ -57,17 +57,19 @@ def alone():
     return fit_custom_step("none")
 
 
-@pytest.mark.short("mirrored3")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mirrored2", "mirrored3", "central2"])
 def test_custom_step_that_clips_the_global_gradient_equals_one_device(name, alone):
     helpers.assert_close(fit_custom_step(name), alone, helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_custom_step_with_accumulation_equals_one_device():
     several, one = (fit_custom_step(name, gradient_accumulation_steps=2) for name in ("mirrored3", "none"))
     helpers.assert_close(several, one, helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_custom_step_in_half_precision_equals_one_device_and_is_unscaled_once(alone):
     two, one = (fit_custom_step(name, "mixed_float16") for name in ("mirrored2", "none"))
     helpers.assert_close(two, one, 2e-3)

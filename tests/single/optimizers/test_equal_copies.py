@@ -103,7 +103,7 @@ def variables_for(case, count):
 @pytest.mark.parametrize(
     "cases, count", [(RULES, 3), (STAGES, 12), (USERS, 12)], ids=["rules", "stages", "users"]
 )
-@pytest.mark.short("stages")
+@pytest.mark.long
 def test_copies_are_equal_bit_for_bit(cases, count):
     strategy = helpers.mirrored(2)
     with strategy.scope():
@@ -126,6 +126,7 @@ def test_copies_are_equal_bit_for_bit(cases, count):
         assert helpers.copies_are_equal([*variables, *optimizer.variables], strategy), case
 
 
+@pytest.mark.long
 def test_copies_are_equal_after_a_fit_with_a_global_norm():
     keras.utils.set_random_seed(1)
     strategy = helpers.mirrored(2)

@@ -13,7 +13,7 @@ BATCH = 5  # uneven on two replicas, without a partial last batch, which would n
 
 
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
-@pytest.mark.short("mirrored2")
+@pytest.mark.long
 def test_second_fit_goes_on_with_the_variables_of_the_first(name):
     histories = []
     for kind in ("none", name):
@@ -164,7 +164,7 @@ MADE_ELSEWHERE = [
 ]
 
 
-@pytest.mark.short("adopted_before-mirrored2", "trained_by_keras_and_adopted-one")
+@pytest.mark.short("trained_by_keras_and_adopted-one")
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
 @pytest.mark.parametrize(
     ("make", "name"),
@@ -174,6 +174,7 @@ def test_what_was_made_outside_of_the_scope_is_moved_into_the_scope(make, name):
     helpers.assert_close(trained(make, name), trained(make, "none"), helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_optimizer_made_outside_of_the_scope_is_scaled_and_moved_into_the_scope():
     make = optimizer_made_before_half_precision
     helpers.assert_close(trained(make, "mirrored2"), trained(make, "none"), 5e-3)  # float16: 11 bits
@@ -271,7 +272,7 @@ def fine_tuned(make, strategy, inside=False):
     return history["loss"], model.get_weights(), model.predict(X, verbose=0)
 
 
-@pytest.mark.short("compiled-mirrored3")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mirrored1", "mirrored2", "mirrored3", "central2"])
 @pytest.mark.parametrize("kind", ["loaded", "compiled"])
 def test_functions_compiled_outside_of_the_scope_read_the_variables_that_are_trained(kind, name, saved_model):
@@ -281,7 +282,7 @@ def test_functions_compiled_outside_of_the_scope_read_the_variables_that_are_tra
 
 
 @pytest.mark.parametrize("place", ["one", "weights", "pipeline"])
-@pytest.mark.short("one", "pipeline")
+@pytest.mark.short("one")
 def test_functions_that_do_not_read_the_trained_variables_name_their_layer(place, saved_model):
     strategies = {
         "one": lambda: helpers.strategy("one"),

@@ -69,12 +69,13 @@ def numbers(make, strategy, optimizer=None):
 
 
 @pytest.mark.parametrize("place", ["private", "nested", "object"])
+@pytest.mark.short("nested")
 def test_an_optimizer_that_is_found_nowhere_is_adopted_when_it_is_called(place):
     one, two = (numbers(lambda: Hidden(place), strategy) for strategy in (None, helpers.mirrored(2)))
     helpers.assert_close(two, one, helpers.FLOAT32)
 
 
-@pytest.mark.short("3-ClipsAll")
+@pytest.mark.long
 @pytest.mark.parametrize("optimizer", [UnitSteps, ClipsAll])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_an_optimizer_that_reads_all_gradients_is_given_those_of_the_global_batch(optimizer, replicas):

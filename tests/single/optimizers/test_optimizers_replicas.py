@@ -94,12 +94,13 @@ def adam_with(name):
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.short(but=["transformers-4"])
 def test_option_on_replicas_equals_one_device(name, replicas, on_one_device):
     found = train(adam_with(name), replicas, in_graph=replicas == 2)
     helpers.assert_close(found, on_one_device(name, adam_with(name)), helpers.FLOAT64, name)
 
 
-@pytest.mark.short("accumulation", "global_clipnorm and decay", "loss scale", "aggregator")
+@pytest.mark.short("global_clipnorm and decay", "loss scale", "aggregator")
 @pytest.mark.parametrize("number", range(len(OPTIONS)), ids=list(OPTIONS))
 def test_option_with_sharded_state_equals_one_device(number, on_one_device):
     name, level = list(OPTIONS)[number], ("optimizer", "weights")[number % 3 // 2]
@@ -113,7 +114,7 @@ def rule(name):
     return getattr(optimizers, name), dtype, tolerance
 
 
-@pytest.mark.short("Adafactor", "Adam")
+@pytest.mark.short("Adam")
 @pytest.mark.parametrize("number", range(len(helpers.OPTIMIZERS)), ids=helpers.OPTIMIZERS)
 def test_optimizer_with_sharded_state_equals_one_device(number, on_one_device):
     name = helpers.OPTIMIZERS[number]
@@ -183,6 +184,7 @@ def test_gradients_that_are_reduced_already_are_not_summed_again():
     assert [v.numpy()[0] for v in variables] == [-1.0, -1.0, -1.0, -2.0]
 
 
+@pytest.mark.long
 def test_small_gradients_share_one_collective_with_the_same_bits(monkeypatch):
     sent = []
     original = aggregators.sums

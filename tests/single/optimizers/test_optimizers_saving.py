@@ -160,6 +160,7 @@ def test_model_saved_with_our_optimizer_opens_in_plain_keras_and_goes_on(tmp_pat
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_state_in_the_middle_of_an_accumulation_makes_the_round_trip(tmp_path):
     x, y = data()
     results = []

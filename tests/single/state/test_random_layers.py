@@ -97,7 +97,7 @@ def fitted_weights(strategy: Any, seed: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["none", "mirrored3"])
-@pytest.mark.short("none")
+@pytest.mark.long
 def test_training_repeats_its_bits_from_the_seed(name):
     first, again, other = (fitted_weights(helpers.strategy(name), seed) for seed in (1, 1, 2))
     helpers.assert_equal(again, first)

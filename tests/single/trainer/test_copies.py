@@ -86,7 +86,7 @@ CLONES = {
 }
 
 
-@pytest.mark.short("functional")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MODELS)
 def test_copies_are_ours_and_train_on_with_the_bits_of_the_original(kind, tmp_path):
     model = trained(kind)
@@ -107,7 +107,7 @@ def test_copies_are_ours_and_train_on_with_the_bits_of_the_original(kind, tmp_pa
 
 
 @pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.short("adopted", "functional")
+@pytest.mark.short("adopted")
 def test_clones_are_ours(kind):
     model = trained(kind, replicas=1)
     for how, make in CLONES.items():

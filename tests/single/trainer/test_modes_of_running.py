@@ -38,7 +38,7 @@ def plain():
     return results(None, **GRAPH)
 
 
-@pytest.mark.short("none")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["none", "one", "mirrored2", "central1", "central2"])
 def test_each_way_of_running_gives_the_numbers_of_the_plain_graph(name, plain):
     strategy = helpers.strategy(name)

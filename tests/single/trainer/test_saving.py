@@ -100,7 +100,7 @@ print("RESULT", json.dumps({"models": result, "unisono": [m for m in sys.modules
 
 
 @pytest.mark.process
-@pytest.mark.short("small")
+@pytest.mark.long
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_models_open_in_plain_keras_that_has_never_heard_of_us(size, tmp_path):
     if size == "small":
@@ -186,6 +186,7 @@ def test_weights_move_between_replica_counts(tmp_path):
     helpers.assert_equal(model.get_weights(), other.get_weights())
 
 
+@pytest.mark.long
 def test_checkpoint_moves_between_replica_counts(tmp_path):
     """1 -> 3 -> 2 replicas, a few steps on each, compared with the same steps on a single device."""
     alone = compiled(sequential())
@@ -230,6 +231,7 @@ def test_clone_is_a_model_of_ours_with_weights_of_its_own():
     assert type(keras.models.clone_model(model)).__name__ == "Sequential"
 
 
+@pytest.mark.long
 def test_adopted_model_trains_as_itself_and_keeps_what_it_was():
     keras.utils.set_random_seed(4)
     theirs = compiled(keras.Sequential(sequential().layers))
@@ -265,6 +267,7 @@ def test_metrics_that_a_function_of_keras_has_built_are_those_of_one_device_afte
         helpers.assert_close(logs(helpers.mirrored(replicas)), expected, 1e-5)
 
 
+@pytest.mark.long
 def test_mobilenet_is_adopted_and_trains_on_two_replicas():
     with helpers.mirrored(2).scope():
         model = unisono.adopt(mobilenet())

@@ -27,6 +27,7 @@ def compiled(package):
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+@pytest.mark.short("evaluate", "predict")
 def test_patch_of_kerass_method_sees_that_of_our_models_once(name, monkeypatch):
     seen = []
     original = getattr(keras.Model, name)

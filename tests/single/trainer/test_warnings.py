@@ -365,6 +365,12 @@ def test_fit_with_logs_of_a_custom_step_uses_nothing_deprecated(run_eagerly):
 
 
 @pytest.mark.parametrize("name", NEIGHBOURS)
-@pytest.mark.short(but=["custom step on two replicas", "resumed fit"])
+@pytest.mark.short(
+    "first call with a folder of its own",
+    "inputs at the position they are at",
+    "one input made by two workers",
+    "one process with devices of one kind",
+    "gradients for all that is trained",
+)
 def test_right_program_warns_of_nothing(name, tmp_path, monkeypatch):
     PROGRAMS[name](tmp_path, monkeypatch)

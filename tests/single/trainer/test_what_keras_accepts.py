@@ -63,7 +63,7 @@ def losses_of(model, samples=12):
 @pytest.mark.falls_back
 @pytest.mark.parametrize("make", [functional, Subclass, sequential])
 @pytest.mark.filterwarnings("ignore:The `train_step`")
-@pytest.mark.short("Subclass")
+@pytest.mark.long
 def test_code_that_needs_the_number_of_samples_trains_where_all_batches_have_it(make):
     expected = losses_of(compiled(lambda: functional(keras.Model)))
     for strategy in (None, helpers.mirrored(2), helpers.mirrored(4)):
@@ -135,7 +135,7 @@ def adam():
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("kind", DIVIDED)
-@pytest.mark.short("both-False", "mesh-False", "weights-False")
+@pytest.mark.short("mesh-False")
 def test_loop_outside_of_the_scope_updates_divided_weights_as_wholes(kind, traced):
     expected = loop_outside(None, False, adam)
     helpers.assert_close(loop_outside(DIVIDED[kind](), traced, adam), expected, helpers.FLOAT32)
@@ -181,6 +181,7 @@ class SparseProduct(keras.layers.Layer):
 
 @pytest.mark.falls_back
 @pytest.mark.filterwarnings("ignore:The `train_step`")
+@pytest.mark.long
 def test_sparse_inputs_reach_layers_as_sparse_tensors_when_a_model_is_built():
     def make(kind):
         inputs = keras.Input((4,), sparse=True)
@@ -212,7 +213,7 @@ class Places(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("method", ["scatter_nd_add", "scatter_nd_sub", "scatter_nd_update"])
-@pytest.mark.short("scatter_nd_sub", "scatter_nd_update")
+@pytest.mark.short("scatter_nd_sub")
 def test_layer_that_writes_places_can_be_called_on_specs_under_a_strategy(method):
     def make():
         inputs = keras.Input((4,))
@@ -233,6 +234,7 @@ class WritesSummary(keras.layers.Layer):
 
 @pytest.mark.falls_back
 @pytest.mark.as_for_users
+@pytest.mark.long
 def test_warning_about_a_summary_names_the_line_of_the_user(tmp_path):
     def make():
         return unisono.Sequential([keras.Input((4,)), WritesSummary(), keras.layers.Dense(1)])
@@ -304,7 +306,7 @@ class Product(unisono.Model):
 
 @pytest.mark.parametrize("make", ["functional", "subclassed"])
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.short("1-functional", "1-subclassed")
+@pytest.mark.short("1-subclassed")
 def test_dataset_that_changes_its_width_names_the_batch_and_the_shapes(make, replicas):
     def layers():
         return unisono.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -421,6 +423,7 @@ def holds_variable(in_call, kind):
 
 
 @pytest.mark.parametrize("in_call", [False, True])
+@pytest.mark.short("True")
 def test_variable_of_tensorflow_that_a_layer_makes_late_trains_like_keras(in_call):
     expected = losses_of(compiled(holds_variable(in_call, keras.Model)))
     kinds = (lambda: None, lambda: helpers.mirrored(2), lambda: helpers.mirrored(3), *DIVIDED.values())

@@ -75,7 +75,7 @@ def test_compiling_in_another_scope_is_rejected():
             model.compile("sgd", "mse")
 
 
-@pytest.mark.short("own loss")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["mask", "own loss", "synchronized"])
 def test_compiling_what_needs_the_other_replicas_gives_the_single_device_result(kind):
     weights = {}
@@ -104,6 +104,7 @@ def test_unknown_strategy_is_rejected():
         model.fit(X, Y, verbose=0)
 
 
+@pytest.mark.long
 def test_fit_outside_of_the_scope_works_and_parts_are_brought_back():
     strategy = helpers.mirrored(2)
     with strategy.scope():
@@ -197,7 +198,7 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("replicas, jit", [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize("case", BAD_VALUES)
-@pytest.mark.short("NaN as a weight-1-False", "a label too many-1-False", "a label too many-1-True")
+@pytest.mark.short("a label too many-1-True")
 def test_bad_value_in_a_dataset_is_reported_at_its_step_and_never_trained_on(case, replicas, jit):
     arrays, loss, words = BAD_VALUES[case]
     strategy = helpers.mirrored(2) if replicas == 2 else None

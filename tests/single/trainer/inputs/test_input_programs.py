@@ -39,6 +39,7 @@ def dense(package):
 
 
 @pytest.mark.parametrize("steps", [2, 4])
+@pytest.mark.short("2")
 def test_dataset_by_function_begins_again_where_an_epoch_finds_its_end(steps):
     def by_function(strategy):
         rows = 6 // strategy.num_replicas_in_sync
@@ -68,7 +69,7 @@ def with_words(package, structure):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("declared", ["list", "dict"])
-@pytest.mark.short("dict-1", "list-1", "list-2")
+@pytest.mark.short("list-1")
 def test_strings_are_found_by_name(declared, replicas):
     structure = {
         "list": lambda word, number: [word, number],
@@ -82,6 +83,7 @@ def test_strings_are_found_by_name(declared, replicas):
     equal(fit(with_words(unisono, structure), x, Y, batch_size=5), expected)
 
 
+@pytest.mark.long
 def test_targets_of_one_dimension_train_as_in_keras():
     expected = fit(dense(keras), X, Y[:, 0], batch_size=5)
     equal(fit(dense(unisono), X, Y[:, 0], batch_size=5), expected)
@@ -89,7 +91,7 @@ def test_targets_of_one_dimension_train_as_in_keras():
 
 
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
-@pytest.mark.short("GRU", "SimpleRNN")
+@pytest.mark.short("SimpleRNN")
 def test_stateful_layers_are_rejected_on_several_replicas_and_train_on_one(layer):
     x = np.tile(X[:12, None], (1, 3, 1))
 

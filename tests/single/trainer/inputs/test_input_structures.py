@@ -162,7 +162,7 @@ def results(case, replicas, as_dataset, eager):
     return [history["loss"], weights, model.predict(data, verbose=0)]
 
 
-@pytest.mark.short("lookup")
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.falls_back
 def test_structure_gives_the_results_of_one_device(case):
@@ -214,6 +214,7 @@ def test_error_of_a_generator_leaves_the_weights_of_the_last_good_step_and_close
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("unisono-feed")]
 
 
+@pytest.mark.long
 def test_many_fits_of_one_model_neither_trace_again_nor_keep_anything():
     model = normalized_model()
     kinds = [

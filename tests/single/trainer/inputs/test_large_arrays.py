@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from helpers import FLOAT32, assert_close, mirrored, scope
 
 import unisono
@@ -10,6 +11,7 @@ from unisono.trainer.run import evaluation
 X = np.random.default_rng(1).normal(size=(13, 3)).astype("float32")
 
 
+@pytest.mark.long
 def test_one_pass_over_large_arrays_copies_none_and_has_the_same_results(monkeypatch):
     kinds = []
 

@@ -60,7 +60,7 @@ def trained(kind, *extra, strategy=None, rate=0.05, **arguments):
     return [weight.tobytes() for weight in model.get_weights()], history.history, model.seen
 
 
-@pytest.mark.short("dataset", "function", "generator")
+@pytest.mark.short("function", "generator")
 @pytest.mark.parametrize("kind", KINDS)
 def test_epochs_are_of_the_same_first_batches_also_when_resumed(kind, tmp_path):
     expected = trained(kind)

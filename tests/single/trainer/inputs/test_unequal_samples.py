@@ -65,7 +65,7 @@ def equal(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.short("known-zipped-reduce_mean-3", "last of fewer-items-reduce_mean-1")
+@pytest.mark.short("last of fewer-items-reduce_mean-1")
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("reduce", [tf.reduce_mean, tf.reduce_sum])
 @pytest.mark.parametrize("given", [zipped, items])
@@ -126,6 +126,7 @@ def fitted(make, data, strategy=None):
 
 
 @pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.short("dataset of one size")
 def test_graphs_with_targets_of_their_nodes_train_on_one_device(kind):
     expected = fitted(lambda: graphs(keras), GRAPHS[kind if "one" in kind else "dataset"]())
     equal(fitted(lambda: graphs(unisono), GRAPHS[kind]()), expected)
@@ -141,6 +142,7 @@ def test_graphs_are_rejected_on_several_replicas(kind):
         fitted(lambda: graphs(unisono), GRAPHS[kind](), mirrored(2))
 
 
+@pytest.mark.long
 def test_predictions_for_graphs_are_rejected_on_several_replicas():
     model = graphs(unisono)
     model.predict(dataset_of_graphs(), verbose=0)

@@ -42,7 +42,7 @@ def _batches(*arrays, size):
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("size", [7, 3])
-@pytest.mark.short("7")
+@pytest.mark.long
 def test_padded_batches_of_any_size_match_one_device(size):
     batches = _batches(X, T, size=size)
     assert_close(_fitted(mirrored(3), batches), _fitted(None, batches), 1e-12, "padded")
@@ -60,6 +60,7 @@ def test_one_sample_for_all_others_runs_on_one_replica_with_a_warning():
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.long
 def test_other_numbers_of_samples_that_are_only_known_at_run_time_are_an_error():
     open_spec = tf.TensorSpec([None, 3], tf.float64)
     one = tf.data.Dataset.from_generator(lambda: iter([P, P]), output_signature=open_spec)

@@ -232,7 +232,7 @@ LENGTHS = [1, 2, 3] * 5
 BOXES = tf.RaggedTensor.from_row_lengths(np.linspace(-1.0, 2.0, sum(LENGTHS)), LENGTHS)
 
 
-@pytest.mark.short("2-OfBoxes")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "data"),
     [(OfBoxes, {"y": BOXES}), (Ranks, {"x": tf.sparse.from_dense(np.maximum(X, 0)), "y": X})],

@@ -264,7 +264,7 @@ def check(actual: dict[str, Any], expected: dict[str, Any]) -> None:
         helpers.assert_close(actual[what], value, helpers.FLOAT32, what)
 
 
-@pytest.mark.short("NoCall")
+@pytest.mark.long
 @pytest.mark.parametrize("cls", MODELS, ids=lambda cls: cls.__name__)
 def test_custom_step_on_uneven_replicas_equals_one_device(cls, one_device):
     check(train(cls, helpers.mirrored(cls.replicas)), one_device(cls))
@@ -276,10 +276,12 @@ def test_custom_step_under_central_storage_equals_one_device(cls, eager, one_dev
     check(train(cls, helpers.strategy("central2"), eager), one_device(cls))
 
 
+@pytest.mark.long
 def test_custom_step_in_a_graph_on_one_device_equals_eager_steps(one_device):
     check(train(PlainMean, None), one_device(PlainMean))
 
 
+@pytest.mark.long
 def test_custom_step_equals_a_loop_hand_written(one_device):
     keras.utils.set_random_seed(3)
     model = PlainMean()
@@ -341,6 +343,7 @@ def test_train_step_of_another_model_can_call_keras_own():
     assert logs["one"] == pytest.approx(1.0)
 
 
+@pytest.mark.long
 def test_differences_from_keras_are_those_of_the_table_in_the_guide():
     seen = {}
 
@@ -402,7 +405,7 @@ def test_eager_custom_step_runs_as_often_as_in_keras():
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.short("1-False", "1-True", "2-True")
+@pytest.mark.short("1-True", "2-True")
 def test_step_that_builds_its_optimizer_equals_keras(replicas, eager):
     def trained(base, home=None, **options):
         class BuildsItself(base.Sequential):
@@ -449,7 +452,7 @@ class LogsText(Base):
     ("replicas", "kind"), [(1, "graph"), (2, "graph"), (3, "graph"), (2, "eager"), (3, "whole")]
 )
 @pytest.mark.falls_back
-@pytest.mark.short("1-graph", "2-eager", "2-graph")
+@pytest.mark.short("2-graph")
 def test_text_in_logs_is_that_of_one_device(replicas, kind):
     def history(home, eager):
         keras.utils.set_random_seed(1)
@@ -508,7 +511,7 @@ def logging_model(base, tracker):
 
 
 @pytest.mark.parametrize("tracker", ["own", "Keras'", "none"])
-@pytest.mark.short("none")
+@pytest.mark.long
 def test_logs_of_an_epoch_are_the_results_of_metrics_with_their_names(tracker):
     """With "none" Keras logs 0, the result of its metric that nothing has updated; ours is the loss of the last batch."""
 
@@ -547,6 +550,7 @@ def scoring_model(base):
 
 
 @pytest.mark.filterwarnings("ignore:.build... was called on layer")  # by Keras
+@pytest.mark.long
 def test_layers_that_only_compute_loss_calls_are_trained():
     def state(ours, home=None):
         keras.utils.set_random_seed(1)
@@ -560,6 +564,7 @@ def test_layers_that_only_compute_loss_calls_are_trained():
         helpers.assert_close(state(True, home), state(False), 1e-5)
 
 
+@pytest.mark.long
 def test_optimizer_is_built_for_the_weights_that_keras_step_trains():
     """It trains `trainable_weights`, so an override of `trainable_variables` changes nothing."""
 

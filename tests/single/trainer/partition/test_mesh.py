@@ -57,6 +57,7 @@ def check_copies(model, replicas):
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
+@pytest.mark.long
 def test_strategy_of_each_distribution_trains_as_one_device():
     expected = on_one_device()
     layouts = {".*up/kernel": (None, "model")}
@@ -108,7 +109,7 @@ def adopted():
         return trained(unisono.adopt(small_model(keras.Sequential)))
 
 
-@pytest.mark.short("adopted")
+@pytest.mark.long
 @pytest.mark.parametrize("make", [in_scope_alone, set_before, set_after_the_model, adopted])
 def test_model_under_a_distribution_of_keras_trains_on_its_devices(make):
     model = make()

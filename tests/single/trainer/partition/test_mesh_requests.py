@@ -68,7 +68,7 @@ def run_loop(strategy, parts, rate=0.0):
     [((2, 2), (2, 3, 4, 0)), ((1, 4), (5, 0, 3, 1)), ((2, 2), (0, 0, 4, 5)), ((1, 2), (9, 0))],
     ids=str,
 )
-@pytest.mark.short("(2, 2)-(2, 3, 4, 0)")
+@pytest.mark.long
 def test_own_loop_on_a_mesh_computes_the_global_batch_of_all_replicas(shape, parts):
     rate = 0.3 if shape[0] == 1 else 0.0
     expected = run_loop(tf.distribute.get_strategy(), (9,), rate)
@@ -118,6 +118,7 @@ def test_layouts_of_outputs_are_requests_that_change_no_number():
     check_equal(found, expected)
 
 
+@pytest.mark.long
 def test_model_in_the_scope_of_a_model_parallel_distribution_has_its_layouts():
     expected = fitted(mlp())
     with distribution_for((2, 2), MLP).scope():

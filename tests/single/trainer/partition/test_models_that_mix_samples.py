@@ -207,14 +207,14 @@ MODELS = {
 }
 
 
-@pytest.mark.short("clipped state-2")
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_model_matches_one_device(name, replicas):
     assert_parity(MODELS[name], replicas)
 
 
-@pytest.mark.short("eager")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options", [{"run_eagerly": True}, {"jit_compile": True}], ids=["eager", "jit_compile"]
 )
@@ -227,7 +227,7 @@ def test_compiled_and_eager_steps_match_one_device(options):
     [lambda: chain(Applied(centered_groups)), lambda: between_layers(centered_groups)],
     ids=["layer", "model"],
 )
-@pytest.mark.short("layer")
+@pytest.mark.long
 def test_groups_of_samples_that_a_replica_cannot_make_are_those_of_one_device(make):
     data = {"x": np.concatenate([X, X[:1]]), "y": np.concatenate([Y, Y[:1]]), "batch": 8}
     found, _ = trained(make, 3, **data)
@@ -239,12 +239,13 @@ def test_gather_outside_of_a_replica_is_an_error():
         gather(tf.ones([2, 3]))
 
 
+@pytest.mark.long
 def test_clipped_state_reaches_its_bounds():
     (variables, *_), _ = trained(MODELS["clipped state"], 1)
     assert any(v.shape == () and v in (0.0, 1.0) for v in variables)
 
 
-@pytest.mark.short("True")
+@pytest.mark.long
 @pytest.mark.parametrize("eager", [False, True])
 def test_outputs_in_another_order_match_one_device(eager):
     """Two views of each sample, encoded at once, one after the other."""

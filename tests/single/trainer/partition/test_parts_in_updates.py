@@ -74,7 +74,7 @@ UPDATES = {name: lambda name=name: getattr(OPTIMIZER, name)(0.05) for name in OP
 
 
 @pytest.mark.parametrize("name", UPDATES)
-@pytest.mark.short("averages", "whole gradients")
+@pytest.mark.short("averages")
 def test_update_of_parts_is_that_of_whole_weights(name):
     model = compare(mlp, UPDATES[name], (1, 2) if name in ("Muon", "Lion") else (2, 2))
     assert parts_of(model.get_layer("up").kernel)[0] == (4, 4)
@@ -123,10 +123,12 @@ class Moving(unisono.Model):
         return {"loss": loss}
 
 
+@pytest.mark.long
 def test_step_may_assign_divided_weights_before_and_after_the_update():
     compare(lambda: mlp(Moving), lambda: OPTIMIZER.Adam(0.05))
 
 
+@pytest.mark.long
 def test_step_and_layers_may_assign_weights_that_the_batch_divides():
     layouts = {
         ".*up/kernel": ("batch", "model"), ".*down/kernel": ("model", "batch"), ".*norm/moving_mean": ("batch",)
@@ -134,6 +136,7 @@ def test_step_and_layers_may_assign_weights_that_the_batch_divides():
     compare(lambda: mlp(Moving), lambda: OPTIMIZER.Adam(0.05), layouts=layouts)
 
 
+@pytest.mark.long
 def test_layer_may_assign_a_divided_weight():
     def make():
         keras.utils.set_random_seed(1)
@@ -147,6 +150,7 @@ def test_layer_may_assign_a_divided_weight():
     )
 
 
+@pytest.mark.long
 def test_frozen_weights_and_states_of_layers_have_their_layouts():
     def make():
         keras.utils.set_random_seed(1)
@@ -165,6 +169,7 @@ def test_frozen_weights_and_states_of_layers_have_their_layouts():
     assert parts_of(norm.moving_mean)[0] == (2,)
 
 
+@pytest.mark.long
 def test_statistics_of_each_replica_are_written_in_parts():
     def make():
         keras.utils.set_random_seed(1)
@@ -181,6 +186,7 @@ def test_statistics_of_each_replica_are_written_in_parts():
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.long
 def test_quantized_kernels_and_lora_have_their_layouts():
     def make():
         keras.utils.set_random_seed(1)

@@ -90,7 +90,7 @@ def of_mlp():
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 2), (1, 4), (2, 1)], ids=str)
-@pytest.mark.short("(2, 2)")
+@pytest.mark.long
 def test_mlp_on_a_mesh_trains_evaluates_and_predicts_as_on_one_device(shape, tmp_path):
     expected = of_mlp()
     with strategy_for(shape, MLP).scope():
@@ -98,6 +98,7 @@ def test_mlp_on_a_mesh_trains_evaluates_and_predicts_as_on_one_device(shape, tmp
     check_equal(found, expected)
 
 
+@pytest.mark.long
 def test_parts_of_weights_and_of_optimizer_state_are_what_the_layout_says(tmp_path):
     with strategy_for((2, 2), MLP).scope():
         model = compiled(mlp(), unisono.optimizers.Adam(0.05))
@@ -188,7 +189,7 @@ def test_gradients_of_weights_over_the_batch_are_reduce_scattered():
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.short("rows")
+@pytest.mark.long
 def test_transformer_on_a_mesh_trains_as_on_one_device(name):
     _, expected = of_transformer()
     with strategy_for((2, 2), LAYOUTS[name]).scope():
@@ -207,6 +208,7 @@ def test_block_of_a_transformer_communicates_as_megatron_does():
 
 
 @pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.short("False")
 def test_divided_vocabulary_is_never_gathered(tied):
     class Tied(keras.layers.Layer):
         def call(self, x):
@@ -230,6 +232,7 @@ def test_divided_vocabulary_is_never_gathered(tied):
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_sums_of_gradients_share_packs(monkeypatch):
     """As many collectives along the batch with eight layers as with two: one of the kernels and biases of all of them."""
     sent = []
@@ -425,6 +428,7 @@ def test_sparse_gradients_and_three_axes_work_on_state_over_both_axes():
         check_equal(found, expected)
 
 
+@pytest.mark.long
 def test_mixed_precision_on_state_over_both_axes():
     def trained():
         keras.utils.set_random_seed(1)
@@ -454,6 +458,7 @@ NOT_SUPPORTED = {
 
 
 @pytest.mark.parametrize("message", NOT_SUPPORTED)
+@pytest.mark.short("would run on one replica")
 def test_what_divided_weights_do_not_support_raises_before_the_first_step(message):
     with strategy_for((1, 2), MLP).scope():
         model = compiled(mlp(), loss="mse", **NOT_SUPPORTED[message]())
@@ -504,6 +509,7 @@ def test_backup_of_divided_weights_resumes_on_another_mesh(over, tmp_path):
     check_equal(found, [*expected.get_weights(), *state])
 
 
+@pytest.mark.long
 def test_model_under_set_distribution_has_its_layouts():
     expected = of_options("sgd")
     strategy = strategy_for((2, 2), MLP)
@@ -519,6 +525,7 @@ def test_model_under_set_distribution_has_its_layouts():
     keras.distribution.set_distribution(None)
 
 
+@pytest.mark.long
 def test_steps_that_xla_compiles_work_on_parts():
     expected = compiled(mlp(), "sgd")
     expected.fit(X, X[:, :2], batch_size=8, shuffle=False, verbose=0)

@@ -72,7 +72,7 @@ class AddsOfItsOwn(unisono.Sequential):
 
 
 @pytest.mark.parametrize("cls", [unisono.Sequential, AddsOfItsOwn])
-@pytest.mark.short("AddsOfItsOwn")
+@pytest.mark.long
 def test_added_sums_and_means_have_their_values_of_one_device(cls):
     def layer():
         parts = [keras.layers.Dense(4), AddsLosses(), keras.layers.Dropout(0.0), AddsLosses()]
@@ -83,6 +83,7 @@ def test_added_sums_and_means_have_their_values_of_one_device(cls):
         helpers.assert_close(several, fitted("none", layer, cls, rows=rows), helpers.FLOAT32, replicas)
 
 
+@pytest.mark.long
 def test_one_layer_that_adds_losses_twice_in_a_step():
     def train(replicas):
         keras.utils.set_random_seed(3)
@@ -144,6 +145,7 @@ def test_weight_is_not_assigned_before_each_replica_has_read_it_in_a_branch():
     assert found >= 2
 
 
+@pytest.mark.long
 def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
     keras.utils.set_random_seed(3)
     model = unisono.Sequential(
@@ -156,6 +158,7 @@ def test_weight_that_a_layer_assigned_is_as_before_where_the_step_is_skipped():
     helpers.assert_equal(model.variables, weights)
 
 
+@pytest.mark.long
 def test_no_step_leaves_ids_of_added_losses_which_other_tensors_may_get():
     """Keras finds the losses that a layer adds by tensor id: a stale id assigns another tensor's loss to the layer."""
     for replicas in ("none", "mirrored2"):

@@ -47,6 +47,7 @@ def fit(layer, micro_batches):
 
 
 @pytest.mark.parametrize("kind", CROSS)
+@pytest.mark.short("layer", "operation")
 def test_layer_that_combines_samples_is_named_once(kind):
     with pytest.warns(UserWarning, match="combines the samples of a batch") as found:
         fit(CROSS[kind], 2)
@@ -54,6 +55,7 @@ def test_layer_that_combines_samples_is_named_once(kind):
 
 
 @pytest.mark.parametrize("kind", [*ALONE, "one micro-batch"])
+@pytest.mark.short("dense", "attention", "recurrent", "one micro-batch")
 def test_layers_that_treat_samples_alone_are_not_warned_about(kind):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -72,6 +72,7 @@ def ancestors(op: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("schedule, rematerialize", [("gpipe", False), ("1f1b", True)])
+@pytest.mark.short("gpipe-False")
 def test_each_job_runs_on_its_stage_after_the_job_before_it(schedule, rematerialize):
     step, plan, x = traced(schedule, rematerialize)
     graph = step.get_concrete_function(x).graph
@@ -116,6 +117,7 @@ def activations_computed(run: Any) -> int:
     return len({node.name for node in found})
 
 
+@pytest.mark.long
 def test_rematerialization_survives_graph_optimization_and_spares_the_pass_that_has_just_run():
     # 4 layers, 4 micro-batches: 16 activations. GPipe rematerializes all, 1F1B all but those of the last stage.
     for schedule, rematerialize, expected in [
@@ -135,6 +137,7 @@ def test_gradients_are_summed_as_they_come_and_not_all_kept():
     assert not [node.name for node in sums if node.op == "AddN" and node.attr["N"].i > 2]
 
 
+@pytest.mark.long
 def test_weights_of_the_batch_are_found_without_running_forward_twice():
     with Pipeline(["CPU:1", "CPU:2"], 4, schedule="1f1b").scope():
         model = tanh_chain()
@@ -145,6 +148,7 @@ def test_weights_of_the_batch_are_found_without_running_forward_twice():
     assert activations_computed(lambda: model.train_on_batch(x, x, sample_weight=weight)) == 4 * 4
 
 
+@pytest.mark.long
 def test_optimizer_works_where_the_weights_are():
     with Pipeline(["CPU:1", "CPU:2"], 2).scope():
         model = tanh_chain()
@@ -173,6 +177,7 @@ def most_kept(schedule: str, rematerialize: bool) -> list[int]:
     return most
 
 
+@pytest.mark.long
 def test_activations_that_are_kept_follow_the_schedule():
     """M micro-batches, K stages of L layers: GPipe keeps M L, 1F1B min(M, K - k) L."""
     kept = {case: most_kept(*case) for case in itertools.product(("gpipe", "1f1b"), (False, True))}

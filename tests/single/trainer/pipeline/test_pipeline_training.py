@@ -118,6 +118,7 @@ def _golden_program(batch_size: int = 16, epochs: int = 5) -> tuple[Any, Any, di
     return lambda: golden_model(unisono.Model), compiled, fit
 
 
+@pytest.mark.long
 def test_weights_after_20_steps_with_a_partial_batch_are_those_of_one_device():
     plain = train(*_golden_program(), on=None, eager=True)
     named = pipeline(3, 4, schedule="1f1b", rematerialize=True, partition=["b", "f"])
@@ -377,6 +378,7 @@ def test_dropout_draws_another_mask_for_each_micro_batch():
     keras.backend.clear_session(free_memory=False)
 
 
+@pytest.mark.long
 def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages():
     unisono.mixed_precision.set_global_policy("mixed_float16")
     with pipeline(2, 2, replicas=2, schedule="1f1b").scope():
@@ -394,6 +396,7 @@ def test_overflow_in_one_micro_batch_skips_the_step_on_all_stages():
     assert int(model.optimizer.iterations) >= count + 1
 
 
+@pytest.mark.long
 def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
     keras.config.set_floatx("float64")
     build, compiled, fit = _golden_program(batch_size=25, epochs=1)
@@ -416,6 +419,7 @@ def test_saved_model_opens_without_a_pipeline_and_with_other_stages(tmp_path):
     assert devices == {"CPU:0", "CPU:1"}, "the optimizer state is on the device of its weights"
 
 
+@pytest.mark.long
 def test_resumed_run_ends_with_the_bits_of_one_never_stopped(tmp_path):
     """Eagerly; `tests/workers/test_kill_and_resume.py` kills and resumes a pipeline in a graph."""
     keras.config.set_floatx("float64")

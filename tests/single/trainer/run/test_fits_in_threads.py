@@ -7,6 +7,7 @@ import threading
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from helpers import assert_equal, mirrored
 
@@ -129,6 +130,7 @@ def program(kind, seed, turn):
 KINDS = ("two replicas", "one device", "plain Keras")
 
 
+@pytest.mark.long
 def test_fits_in_three_threads_have_the_numbers_that_each_has_alone():
     """Two Unisono models and a plain Keras model switch in layers, losses, metrics, regularizers and callbacks."""
     alone = {kind: program(kind, seed, lambda: None)() for seed, kind in enumerate(KINDS)}

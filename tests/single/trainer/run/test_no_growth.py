@@ -58,6 +58,7 @@ def traces_after_fifty(call, *functions):
     return after[50][0]
 
 
+@pytest.mark.long
 def test_fifty_fits_trace_once_and_leave_no_object():
     def fit(model):
         model.fit(X, Y, batch_size=BATCH, validation_data=(X, Y), verbose=0)
@@ -157,7 +158,7 @@ def test_fifty_evaluations_and_predictions_trace_once_and_leave_no_object():
 
 
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"steps_per_execution": 2}], ids=str)
-@pytest.mark.short("{}")
+@pytest.mark.long
 def test_last_partial_batch_is_traced_once(options):
     model = model_under(**options)
     model.fit(X, Y, batch_size=BATCH, verbose=0)
@@ -169,6 +170,7 @@ def test_last_partial_batch_is_traced_once(options):
     assert model.train_function.compilations() <= first + 2  # in-order samples are read by another function
 
 
+@pytest.mark.long
 def test_data_of_another_length_is_not_traced_again():
     model = model_under()
     for rows in (16, 8, 32, 64):
@@ -181,7 +183,7 @@ def test_data_of_another_length_is_not_traced_again():
 
 
 @pytest.mark.parametrize("case", ["new datasets of one kind", "several replicas"])
-@pytest.mark.short("new datasets of one kind")
+@pytest.mark.long
 def test_what_a_fit_traced_is_not_traced_again(case):
     model = model_under(mirrored(2) if case == "several replicas" else None)
 
@@ -197,6 +199,7 @@ def test_what_a_fit_traced_is_not_traced_again(case):
     assert graphs() <= alive
 
 
+@pytest.mark.long
 def test_single_batches_trace_once():
     model = model_under()
     for _ in range(20):
@@ -211,7 +214,7 @@ def test_single_batches_trace_once():
     )
 
 
-@pytest.mark.short("1")
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_model_that_is_no_longer_used_is_given_back(replicas):
     def use_one():
@@ -226,6 +229,7 @@ def test_a_model_that_is_no_longer_used_is_given_back(replicas):
     assert graphs() <= alive
 
 
+@pytest.mark.long
 def test_gradients_that_the_user_made_for_a_graph_are_kept_as_long_as_it():
     @tf.custom_gradient
     def doubled_backwards(x):

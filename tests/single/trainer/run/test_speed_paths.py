@@ -151,7 +151,7 @@ def test_rule_that_updates_named_rows_alone_is_given_rows(jit):
     assert not np.any(after[:5] == before[:5])
 
 
-@pytest.mark.short("masks")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "dropout"])  # XLA draws other numbers
 def test_whole_loop_under_xla_gives_the_numbers_of_the_plain_graph(kind):
     found = {}

@@ -132,7 +132,7 @@ def of_unknown_sizes():
     return tf.data.Dataset.from_generator(batches, output_signature=spec)
 
 
-@pytest.mark.short("of unknown length-True", "of unknown sizes-False")
+@pytest.mark.short("of unknown sizes-False")
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize(
     "pipeline", ["a partial batch", "of unknown length", "without end", "of unknown sizes"]

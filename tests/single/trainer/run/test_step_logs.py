@@ -74,7 +74,7 @@ def trained(callbacks, fit_arguments, strategy=None, optimizer=None, cls=unisono
     return model
 
 
-@pytest.mark.short("arrays-how0", "arrays-how4", "dataset-how1")
+@pytest.mark.short("arrays-how4")
 @pytest.mark.parametrize("kind, how", [*COMPILED, ("arrays", {"run_eagerly": True})])
 def test_many_steps_at_once_have_the_logs_of_each(kind, how):
     woken, told, vectors = Woken(), Told(), Vectors()
@@ -97,6 +97,7 @@ class Overwriting(Vectors):
         logs["loss"][:] = 0.0
 
 
+@pytest.mark.long
 def test_two_replicas_with_a_loss_scale_have_the_logs_of_each_step():
     def optimizer():
         inner = unisono.optimizers.SGD(0.01)
@@ -188,6 +189,7 @@ def test_steps_before_an_error_are_reported(kind):
     assert vectors.calls < 21
 
 
+@pytest.mark.long
 def test_fixed_compiled_calls_tell_per_batch_hooks_at_their_end_as_keras_does():
     woken, told, vectors, reference = Woken(), Told(), Vectors(), Vectors()
     trained([woken], data(), steps_per_execution=7, epochs=1)
@@ -202,7 +204,7 @@ class WokenForNaN(keras.callbacks.TerminateOnNaN):
     """An unknown subclass: called at every batch."""
 
 
-@pytest.mark.short("arrays-how0")
+@pytest.mark.long
 @pytest.mark.parametrize("kind, how", [*COMPILED, ("arrays", {"strategy": functools.partial(mirrored, 2)})])
 def test_terminate_on_nan_ends_at_the_step_of_the_bad_loss(kind, how):
     found = []
@@ -236,6 +238,7 @@ def test_terminate_on_nan_lets_no_batch_be_drawn_after_the_bad_one():
     assert drawn == list(range(10))
 
 
+@pytest.mark.long
 def test_resumed_training_has_the_logs_of_the_one_that_was_never_stopped(tmp_path):
     class StopInTheSecondEpoch(keras.callbacks.Callback):
         def steps_until_call(self, step):

@@ -39,7 +39,7 @@ def unfrozen(cls, callback, name="none"):
 HOOKS = ["on_train_begin", "on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end"]
 
 
-@pytest.mark.short("none-on_train_batch_end")
+@pytest.mark.long
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("name", ["none", "mirrored2", "mirrored3"])
 def test_compile_in_a_callback_trains_on_as_keras_does(name, hook):
@@ -47,6 +47,7 @@ def test_compile_in_a_callback_trains_on_as_keras_does(name, hook):
     helpers.assert_close(ours, plain, helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_compile_in_a_callback_makes_the_steps_by_itself():
     ours, plain = (
         unfrozen(unisono, unfreeze_in("on_epoch_end", makes=False)),

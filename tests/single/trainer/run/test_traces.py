@@ -67,6 +67,7 @@ def test_short_fit_has_one_graph_for_batches_of_both_sizes_and_the_bits_of_two(c
     assert history == expected_history
 
 
+@pytest.mark.long
 def test_short_fit_on_replicas_has_one_graph_where_each_step_is_a_call():
     with mirrored(2).scope():
         model = compiled(of_batches=False)
@@ -77,6 +78,7 @@ def test_short_fit_on_replicas_has_one_graph_where_each_step_is_a_call():
     assert_close(history, expected_history, FLOAT32, "history")
 
 
+@pytest.mark.long
 def test_what_is_left_of_a_long_fit_has_one_graph_whatever_its_size(monkeypatch):
     monkeypatch.setattr("unisono.trainer.run.xla.xla_rule.FIXED_SIZES", 1)
     model = compiled()

@@ -51,7 +51,7 @@ INPUTS = {
 }
 
 
-@pytest.mark.short("arrays")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", INPUTS)
 def test_evaluation_under_xla_has_the_numbers_of_the_graph(monkeypatch, kind):
     monkeypatch.setattr(xla_rule, "FEWEST_STEPS", 8)
@@ -64,6 +64,7 @@ def test_evaluation_under_xla_has_the_numbers_of_the_graph(monkeypatch, kind):
 
 
 @pytest.mark.parametrize("why", ["jit_compile=False", "run_eagerly", "replicas", "every batch", "few steps"])
+@pytest.mark.short(but=["replicas"])
 def test_evaluation_stays_in_the_graph(monkeypatch, why):
     monkeypatch.setattr(xla_rule, "FEWEST_STEPS", 1000 if why == "few steps" else 8)
     options = {"jit_compile": False} if why == "jit_compile=False" else {"run_eagerly": why == "run_eagerly"}
@@ -76,6 +77,7 @@ def test_evaluation_stays_in_the_graph(monkeypatch, why):
     assert model.test_function.backend == GRAPH
 
 
+@pytest.mark.long
 def test_user_who_asks_for_xla_has_all_of_a_pass_compiled():
     model = compiled(jit_compile=True)
     found = model.evaluate(X, LABELS, batch_size=BATCH, verbose=0)
@@ -83,6 +85,7 @@ def test_user_who_asks_for_xla_has_all_of_a_pass_compiled():
     assert_close(found, compiled(jit_compile=False).evaluate(X, LABELS, verbose=0), FLOAT32, "logs")
 
 
+@pytest.mark.long
 def test_step_of_the_users_own_is_compiled_with_its_logs(monkeypatch):
     force_backend(monkeypatch, XLA)
 
@@ -125,7 +128,7 @@ def test_validation_counts_the_steps_of_all_its_passes(monkeypatch):
 
 
 @pytest.mark.parametrize("way", [GRAPH, XLA])
-@pytest.mark.short("graph")
+@pytest.mark.long
 def test_resumed_run_repeats_the_way_of_its_steps_and_of_its_validation_bit_for_bit(
     tmp_path, monkeypatch, way
 ):

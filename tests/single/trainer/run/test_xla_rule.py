@@ -44,6 +44,7 @@ def few(monkeypatch):
 
 
 @pytest.mark.as_for_users
+@pytest.mark.long
 def test_rule_counts_the_steps_of_the_whole_fit(few):
     model = compiled()
     found = fit(model)
@@ -56,6 +57,7 @@ def test_rule_counts_the_steps_of_the_whole_fit(few):
     assert short.train_function.backend == GRAPH and "fewer than 27 steps" in short.train_function.reason
 
 
+@pytest.mark.long
 def test_rule_is_the_same_in_a_resumed_run(tmp_path, few):
     with pytest.raises(Stop):
         fit(compiled(), unisono.callbacks.BackupAndRestore(tmp_path), StopAt(2))
@@ -68,6 +70,7 @@ def test_rule_is_the_same_in_a_resumed_run(tmp_path, few):
 
 
 @pytest.mark.parametrize("xla", [True, "auto"])
+@pytest.mark.long
 def test_user_code_is_traced_once_for_xla_and_no_step_runs_before(few, xla):
     calls = []
 
@@ -83,6 +86,7 @@ def test_user_code_is_traced_once_for_xla_and_no_step_runs_before(few, xla):
     assert model.train_function.compilations() == 1
 
 
+@pytest.mark.long
 def test_one_form_of_a_step_is_held(few):
     model = compiled()
     fit(model, epochs=1)
@@ -106,7 +110,7 @@ def test_one_form_of_a_step_is_held(few):
         (lambda: keras.layers.Reshape((2, 2, 1)), "convolutions"),
     ],
 )
-@pytest.mark.short("<lambda>-convolutions", "<lambda>-host", "<lambda>-random0")
+@pytest.mark.short("<lambda>-convolutions")
 def test_steps_that_xla_would_change_run_in_the_graph(few, layer, reason):
     others = [lambda: keras.layers.Conv2D(2, 2), keras.layers.Flatten] if reason == "convolutions" else []
     model = compiled(layer, *others)
@@ -134,6 +138,7 @@ def test_what_xla_does_not_support_runs_in_the_graph_and_says_so(few):
     assert_close(found, expected, FLOAT32, "variables")
 
 
+@pytest.mark.long
 def test_what_xla_does_not_support_runs_between_its_parts_on_replicas(monkeypatch):
     found = []
     for jit in ("auto", False):
@@ -145,6 +150,7 @@ def test_what_xla_does_not_support_runs_between_its_parts_on_replicas(monkeypatc
 
 
 @pytest.mark.as_for_users
+@pytest.mark.long
 def test_xla_on_replicas_compiles_what_each_computes(monkeypatch):
     force_backend(monkeypatch, XLA)
     with mirrored(3).scope():
@@ -161,7 +167,7 @@ def test_xla_on_replicas_compiles_what_each_computes(monkeypatch):
 @pytest.mark.parametrize(
     "why", ["deterministic", "a layer", "run_eagerly", "every batch", "replicas", "of unknown length"]
 )
-@pytest.mark.short(but=["run_eagerly"])
+@pytest.mark.short("deterministic", "a layer", "every batch", "of unknown length")
 def test_rule_selects_the_graph_without_a_trace_for_xla(few, monkeypatch, why):
     callbacks, data = [], {}
     with mirrored(2 if why == "replicas" else 1).scope():

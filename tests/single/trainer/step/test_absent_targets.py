@@ -88,7 +88,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-@pytest.mark.short("binary", "numbers", "own loss")
+@pytest.mark.short("own loss")
 def test_class_weight_weighs_samples_where_the_number_of_classes_is_not_known(kind):
     make, targets, classes = UNKNOWN[kind]
     of_samples = np.array([classes.get(int(target), 1.0) for target in targets.ravel()])

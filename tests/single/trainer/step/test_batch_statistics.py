@@ -46,7 +46,7 @@ def train(strategy: Any, batch: int, **kwargs: Any) -> dict[str, Any]:
 
 # 10 samples in batches of 4: uneven on 3 replicas, and one replica has no samples in the last batch.
 @pytest.mark.parametrize("name, batch", [("mirrored3", 4), ("central2", 5)])
-@pytest.mark.short("central2-5")
+@pytest.mark.long
 def test_synchronized_equals_one_device(name, batch):
     actual = train(helpers.strategy(name), batch, synchronized=True)
     helpers.assert_close(actual, train(None, batch), helpers.FLOAT32)
@@ -59,6 +59,7 @@ def only_normalization(strategy: Any) -> Any:
     return model
 
 
+@pytest.mark.long
 def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     strategy = helpers.mirrored(2)
     model = only_normalization(strategy)
@@ -73,6 +74,7 @@ def test_not_synchronized_keeps_the_mean_weighted_with_samples():
     assert helpers.copies_are_equal(layer.weights, strategy)
 
 
+@pytest.mark.long
 def test_replica_without_samples_adds_nothing():
     strategy = helpers.mirrored(3)
     model = only_normalization(strategy)
@@ -83,6 +85,7 @@ def test_replica_without_samples_adds_nothing():
     helpers.assert_close(layer.moving_variance, np.full(3, MOMENTUM), helpers.FLOAT32)
 
 
+@pytest.mark.long
 def test_identical_samples_are_predicted_identically():
     model = only_normalization(helpers.mirrored(3))
     x = rows(7, 3)
@@ -93,6 +96,7 @@ def test_identical_samples_are_predicted_identically():
     np.testing.assert_allclose(outputs, model(same, training=False), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_gradient_of_normalization_is_that_of_each_replicas_own_samples():
     """The expected gradient is the sum over three shards, each normalized separately."""
     layers = lambda: [  # noqa: E731

@@ -52,7 +52,7 @@ def trained(base, change, home, run_eagerly=False):
 
 
 @pytest.mark.parametrize("change", [positive, first_half, doubled_where_even])
-@pytest.mark.short("doubled_where_even")
+@pytest.mark.long
 def test_step_with_a_changed_batch_weights_its_loss_like_keras(change):
     expected = trained(keras.Model, change, None, run_eagerly=True)
     assert_close(trained(unisono.Model, change, None, run_eagerly=True), expected, FLOAT64)
@@ -60,6 +60,7 @@ def test_step_with_a_changed_batch_weights_its_loss_like_keras(change):
 
 
 @pytest.mark.parametrize("home", [None, 2], ids=["one", "mirrored2"])
+@pytest.mark.long
 def test_iterations_count_batches_where_the_length_is_unknown(home):
     with scope(home and mirrored(home)):
         model = unisono.Sequential([keras.Input((4,)), keras.layers.Dense(3)])

@@ -121,7 +121,7 @@ WAYS = {
 }
 
 
-@pytest.mark.short("XLA", "eager")
+@pytest.mark.short("XLA")
 @pytest.mark.parametrize("way", WAYS)
 def test_compiled_functions_have_the_numbers_of_keras(way):
     kind, on, how = WAYS[way]

@@ -65,7 +65,7 @@ def fit(dtype, weighted):
     return losses, model.get_weights()
 
 
-@pytest.mark.short("float32-plain")
+@pytest.mark.long
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_loop_equals_fit_on_one_device(dtype, weighted):
@@ -78,6 +78,7 @@ def test_loop_equals_fit_on_one_device(dtype, weighted):
         helpers.assert_close(actual[1], expected[1], tolerance, "weights")
 
 
+@pytest.mark.long
 def test_loop_under_central_storage_and_in_eager_mode():
     expected = fit("float32", weighted=True)
     for strategy, in_graph in ((helpers.strategy("central2"), True), (helpers.mirrored(2), False)):
@@ -114,6 +115,7 @@ def test_global_mean_outside_of_the_replicas_is_rejected():
         global_mean([1.0])
 
 
+@pytest.mark.long
 def test_strategies_of_several_sizes_with_tensorflows_collectives_share_a_process():
     """TensorFlow gives the collectives of all `MirroredStrategy` instances one group of a fixed size."""
 

@@ -74,6 +74,7 @@ COSTS = {
 
 
 @pytest.mark.parametrize("kind", COSTS)
+@pytest.mark.short(but=["own step"])
 def test_collectives_of_a_step(kind):
     x, y = np.ones((5, 4, 3), "float32"), np.ones((5, 4, 3), "float32")
     kinds = Counter(each.kind for each in model(kind).explain_step(x, y).collectives)

@@ -95,12 +95,13 @@ def compare(make, strategy, **options):
     helpers.compare(make, data, [strategy], fit={"batch_size": 4}, optimizer=sgd, loss=loss, **options)
 
 
-@pytest.mark.short("2-with_an_endpoint")
+@pytest.mark.long
 @pytest.mark.parametrize("make", [KeepsLatents, ComparesLatents, MatchesFeatures, with_an_endpoint])
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_numbers_are_those_of_one_device(make, replicas):
     compare(make, f"mirrored{replicas}")
 
 
+@pytest.mark.long
 def test_eager_replicas_keep_their_own_too():
     compare(KeepsLatents, "mirrored2", run_eagerly=True)

@@ -175,7 +175,7 @@ def rowwise_error(y_true, y_pred):
     return ops.square(y_true - y_pred)
 
 
-@pytest.mark.short("True")
+@pytest.mark.long
 @pytest.mark.parametrize("vectors", [False, True])
 def test_metric_has_its_value_of_one_device(vectors):
     # In a graph without a partial last batch, which would need a second graph; eagerly with one.
@@ -284,7 +284,7 @@ def stepping(base):
 
 
 # 11 samples: the last batch has one, and the first replica has none of it.
-@pytest.mark.short("mirrored1-10-False")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name, samples, eager", [("mirrored1", 10, False), ("mirrored3", 11, True), ("central2", 10, True)]
 )

@@ -80,7 +80,7 @@ def trained(kind, name):
     return history, model.get_weights()
 
 
-@pytest.mark.short("direct-mirrored2")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["mirrored2", "mirrored3", "mirrored4"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_code_with_the_name_of_a_normalization_sees_the_whole_batch(kind, name):
@@ -103,7 +103,7 @@ class OfSubclass(keras.layers.BatchNormalization):
 
 @pytest.mark.parametrize("make", [keras.layers.BatchNormalization, OfSubclass], ids=["own", "subclass"])
 @pytest.mark.parametrize("wrap", [None, keras.layers.TimeDistributed], ids=["alone", "distributed in time"])
-@pytest.mark.short("alone-own")
+@pytest.mark.long
 def test_each_replica_normalizes_its_own_samples(make, wrap):
     def layer():
         return make() if wrap is None else wrap(make())

@@ -19,12 +19,13 @@ def expected():
 
 @pytest.mark.parametrize(("replicas", "jit_compile"), [(1, False), (2, True)])
 @pytest.mark.filterwarnings("ignore:Model doesn't support `jit_compile=True`")
-@pytest.mark.short("1-False")
+@pytest.mark.long
 def test_numpy_code_trains_as_operations_do(replicas, jit_compile, expected):
     found = numpy_program.train(numpy_program.mirrored(replicas), numpy=True, jit_compile=jit_compile)
     helpers.assert_close(found, expected["fit"], helpers.FLOAT32, f"{replicas} replicas, XLA {jit_compile}")
 
 
+@pytest.mark.long
 def test_numpy_arrays_of_tensorflow_are_inputs_as_any_other(expected):
     found = numpy_program.train(numpy_program.mirrored(2), numpy=True, arrays=True)
     helpers.assert_close(found, expected["fit"], helpers.FLOAT32)
@@ -35,7 +36,7 @@ def test_gradient_tape_goes_through_numpy_code_in_a_custom_loop(expected):
     helpers.assert_close(found, expected["loop"], helpers.FLOAT32)
 
 
-@pytest.mark.short("float64")
+@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.parametrize("promotion", ["float32", "float64"])
 def test_training_holds_with_numpy_behaviour_switched_on(promotion, expected, forked, tmp_path):

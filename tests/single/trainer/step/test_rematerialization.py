@@ -127,6 +127,7 @@ def test_the_backward_pass_reads_only_what_goes_into_a_call_and_comes_out(compos
     assert count(nodes) == 2 * count(before), "each is computed twice"
 
 
+@pytest.mark.long
 def test_a_second_gradient_of_the_same_pass_computes_again_too():
     kept, _ = backward_reads("full", False, gradients=2)
     assert len(kept) <= 4, kept

@@ -273,7 +273,7 @@ def rows_of(name: str) -> int:
 WHOLE = ("plain", "sample_weight", "masked", "two_outputs", "many_losses", "penalties", "stock_metrics")
 
 
-@pytest.mark.short("class_weight")
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
     eager = name == "many_losses"  # other tests run each kind in a graph; tracing all of them is slow
@@ -283,7 +283,7 @@ def test_fit_on_three_replicas_uneven_equals_one_device(name, one_device):
 
 
 # 9 samples in batches of 4: the last batch has one sample.
-@pytest.mark.short("none")
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["many_losses", "masked", "none", "subclassed", "two_outputs"])
 def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
     keras.config.set_floatx("float64")
@@ -303,7 +303,7 @@ def test_fit_on_two_replicas_in_float64_equals_one_device(name, one_device):
         *(("mirrored2", name, {"eager": True}) for name in ("plain", "masked", "own_loss")),
     ],
 )
-@pytest.mark.short("central2-subclassed-options4", "mirrored2-own_loss-options7")
+@pytest.mark.short("mirrored2-own_loss-options7")
 def test_fit_under_each_strategy_equals_one_device(name, strategy, options, one_device):
     rows = rows_of(name)
     check(run(CASES[name], helpers.strategy(strategy), rows, **options), one_device(name, rows))
@@ -318,6 +318,7 @@ def test_fit_with_fewer_samples_than_replicas_equals_one_device(name, eager, one
 
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("replicas", ["none", "mirrored2"])
+@pytest.mark.short("none-1", "none-2")
 def test_batches_of_a_loss_without_reduction_count_with_their_samples_as_in_keras(replicas, outputs):
     """The second batch has one sample, and the second replica none."""
 

@@ -148,7 +148,7 @@ def test_step_is_converted_in_a_loop_of_the_function_that_one_replica_runs():
 
 
 @pytest.mark.parametrize("name", ["mirrored2", "central2"])
-@pytest.mark.short("central2")
+@pytest.mark.long
 def test_noise_differs_between_replicas_and_steps_and_depends_on_the_seed(name):
     strategy = helpers.strategy(name)
     ones = tf.ones([2, 8])

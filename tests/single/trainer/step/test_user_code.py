@@ -362,13 +362,13 @@ def assert_same(one, several):
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.short("a sum")
+@pytest.mark.long
 def test_custom_train_step_gives_the_results_of_one_device(name):
     make = custom_step(STEPS[name])
     assert_same(trained(make, 1, weighted=False), trained(make, 3, weighted=False))
 
 
-@pytest.mark.short("an own sum", "no reduction next to a mean")
+@pytest.mark.short("no reduction next to a mean")
 @pytest.mark.parametrize("name", LOSSES)
 def test_own_losses_and_states_give_the_results_of_one_device(name):
     make, arguments = LOSSES[name]
@@ -394,6 +394,7 @@ class Logs(GradientsOfItsOwn, Net):
         return {**logs, "inner": {"spread": ops.std(self.errors)}}
 
 
+@pytest.mark.long
 def test_logs_of_any_kind_are_those_of_one_device():
     assert_same(trained(Logs, 1, weighted=False), trained(Logs, 3, weighted=False))
 
@@ -470,6 +471,7 @@ class Scores(Net):
         return {metric.name: metric.result() for metric in self.held}
 
 
+@pytest.mark.long
 def test_metrics_that_are_built_late_have_their_value_of_one_device_before_any_fit():
     scores = []
     for model in on_one_and_three(Scores, run_eagerly=False):
@@ -495,6 +497,7 @@ class Writes(L.Layer):
         return x
 
 
+@pytest.mark.long
 def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
     made = []
 
@@ -508,6 +511,7 @@ def test_variables_of_tensorflow_that_a_layer_writes_are_those_of_one_device():
     np.testing.assert_allclose(*written, rtol=1e-12)
 
 
+@pytest.mark.long
 def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
     """The tests all-reduce within one process, where every dtype works."""
     seen, add_up = set(), step_collectives.all_reduce_sum_packed
@@ -521,6 +525,7 @@ def test_what_replicas_add_up_has_a_dtype_of_collectives(monkeypatch):
     assert seen and seen <= {tf.int32, tf.int64, tf.float64}
 
 
+@pytest.mark.long
 def test_no_batch_of_a_generator_is_lost_or_seen_twice():
     drawn = []
 
@@ -604,7 +609,7 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.short("last of one sample-norm of windows")
+@pytest.mark.long
 @pytest.mark.parametrize("case", OUTPUTS)
 @pytest.mark.parametrize("rows", [24, 17], ids=["full", "last of one sample"])
 def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_device(case, rows):
@@ -623,6 +628,7 @@ def test_losses_of_outputs_without_one_sample_for_each_input_are_those_of_one_de
 
 
 @pytest.mark.parametrize("rows", [10, 9])
+@pytest.mark.long
 def test_predictions_with_several_samples_for_each_input_are_those_of_one_device(rows):
     predicted = []
     for model in on_one_and_three(

@@ -264,7 +264,7 @@ def trained(program, home, run_eagerly=False):
     return [logs, seen, values], " ".join(str(each.message) for each in said)
 
 
-@pytest.mark.short("merge and run", "queue", "scatter", "written before")
+@pytest.mark.short("written before", "scatter")
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.falls_back
 def test_step_that_writes_or_updates_in_a_branch_equals_one_device(program):
@@ -332,6 +332,7 @@ def test_plain_variable_from_outside_of_the_scope_is_written_once():
 @pytest.mark.filterwarnings("ignore:.*runs on one replica")
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.falls_back
+@pytest.mark.short("False")
 def test_step_on_one_replica_reads_the_sum_of_the_copies_of_a_variable(eager):
     """TensorFlow divides what is assigned outside of replicas by their number, so no copy has the value."""
 
@@ -392,6 +393,7 @@ def test_text_variable_of_a_step_on_one_replica_is_named():
 
 
 @pytest.mark.as_for_users  # the graph optimizer, which sorts the terms of a sum by their names
+@pytest.mark.long
 def test_copies_of_a_plain_variable_are_equal_after_sums_of_many_terms():
     def step(model, x, y, loss, gradients, outputs):
         terms = [tf.sin(model.held[0] + n) * 0.1 for n in range(11)] + [tf.cos(gradients[0])]
