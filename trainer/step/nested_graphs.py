@@ -59,13 +59,14 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
                 if len(ends) == 1:
                     return ends[0].result, []  # what it returns besides is known after the other branch
                 first, last = ends
-                return_more(first.graph, lambda: nested.find_values(first, ends))
-                return last.result, nested.find_values(last, ends)
+                both = first.join(last)
+                return_more(first.graph, lambda: nested.find_values(first, both))
+                return last.result, nested.find_values(last, both)
 
             return traced
 
         result, values = original(pred, branch(true_fn), branch(false_fn), *args, **kwargs)
-        nested.note(ends, values)
+        nested.note(ends[0].join(ends[1]), values)
         return result
 
     return cond
@@ -83,16 +84,16 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
         same = kwargs.pop("return_same_structure", False)
 
         def trace(known: _End, first: bool) -> Any:
-            before = nested.find_values(_End(), [known])
+            before = nested.find_values(_NOTHING, known)
 
             def test(inner: Any, values: Any) -> Any:
-                end = nested.run(lambda: cond(*inner), known.written, values)
+                end = nested.run(lambda: cond(*inner), known, values)
                 if end.written.keys() != known.written.keys():
                     raise WrongUse(f"The condition of a loop assigns {end.names}: assign in its body.")
                 return end.result
 
             def turn(inner: Any, values: Any) -> Any:
-                end = nested.run(lambda: body(*inner), known.written, values, first)
+                end = nested.run(lambda: body(*inner), known, values, first)
                 if first and (end.written or end.checks or end.taken):
                     raise WriteInNestedGraph(end)  # past TensorFlow's code: the body has ended
                 if end.written.keys() != known.written.keys():
@@ -101,16 +102,16 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
                         "again: let it assign the same variables each time."
                     )
                 result = end.result if tf.nest.is_nested(end.result) else [end.result]
-                return result, nested.find_values(end, [known])
+                return result, nested.find_values(end, known)
 
             shapes = shape_invariants and (shape_invariants, [value.shape for value in before])
             given = (loop_vars, before), shapes, *args
             inner, values = original(test, turn, *given, return_same_structure=True, **kwargs)
-            nested.note([known], values)
+            nested.note(known, values)
             return inner if same or len(inner) != 1 else inner[0]
 
         try:
-            return trace(_End(), first=True)
+            return trace(_NOTHING, first=True)
         except WriteInNestedGraph as found:
             (known,) = found.args
         nested.restore()
@@ -128,10 +129,17 @@ class _End(NamedTuple):
     checks: Sequence[tf.Tensor] = ()  # whether its optimizers applied their updates
     taken: Sequence[Any] = ()  # the optimizers whose gradients were taken
 
+    def join(self, other: _End) -> _End:
+        """Return what one of two branches has done."""
+        return _End(written=self.written | other.written, checks=[*self.checks, *other.checks])
+
     @property
     def names(self) -> str:
         """The names of the variables that it has written."""
         return ", ".join(f"`{variable.path}`" for variable, _ in self.written.values()) or "none"
+
+
+_NOTHING = _End()
 
 
 class _Nested:
@@ -158,25 +166,21 @@ class _Nested:
         if losses:
             del self.scope.losses[self._losses :]
 
-    def run(
-        self, fn: Callable[[], Any], held: Written | None = None, values: Any = (), first: bool = False
-    ) -> _End:
-        """Trace `fn` in this graph, where the `held` variables have these `values`, and restore the records.
+    def run(self, fn: Any, known: _End = _NOTHING, values: Any = (), first: bool = False) -> _End:
+        """Trace `fn()` in this graph, where what is `known` to be written has these `values`, and restore the records.
 
         If it is traced for the `first` time and may be traced again, it does not take gradients.
         """
         taken, take = list[Any](), self._step.take_gradients
 
-        def drop(
-            optimizer: Any, pairs: Any
-        ) -> None:  # the variables' values would be written before their updates
-            taken.append(optimizer)
+        def drop(optimizer: Any, pairs: Any) -> None:
+            taken.append(optimizer)  # the variables' values would be written before their updates
             self.scope.forget([*(variable for _, variable in pairs), *optimizer.variables])
 
         self._step.take_gradients = drop if first and take is not None else take
         try:
             with self.scope.in_this_graph():
-                self._set(held or {}, values)
+                self.note(known, values)
                 result = fn()
         finally:
             self._step.take_gradients = take
@@ -187,25 +191,21 @@ class _Nested:
         self.restore(losses=False)
         return _End(tf.compat.v1.get_default_graph(), result, written, checks, taken)
 
-    def find_values(self, end: _End, ends: Sequence[_End]) -> list[tf.Tensor]:
-        """Return the values that an end has of what any of the `ends` has written, in its graph."""
-        written = {key: pair for each in ends for key, pair in each.written.items()}
+    def find_values(self, end: _End, known: _End) -> list[tf.Tensor]:
+        """Return the values that an end has, in its graph, of what `known` has written, and whether updates were applied."""
         values = [
             end.written[key][1] if key in end.written else self._value(variable)
-            for key, (variable, _) in written.items()
+            for key, (variable, _) in known.written.items()
         ]
-        if any(each.checks for each in ends):
+        if known.checks:
             values.append(tf.reduce_all(tf.stack(end.checks)) if end.checks else tf.constant(True))
         return values
 
-    def note(self, ends: Sequence[_End], values: Sequence[tf.Tensor]) -> None:
-        """Note the final values of what the ends have written."""
-        self._set({key: pair for each in ends for key, pair in each.written.items()}, values)
-
-    def _set(self, written: Written, values: Sequence[tf.Tensor]) -> None:
-        for (variable, _), value in zip(written.values(), values):
+    def note(self, known: _End, values: Sequence[tf.Tensor]) -> None:
+        """Note these values of what `known` has written."""
+        for (variable, _), value in zip(known.written.values(), values):
             self.scope.add_update((variable, value))
-        self._step.finite_checks.extend(values[len(written) :])
+        self._step.finite_checks.extend(values[len(known.written) :])
 
     def _value(self, variable: keras.Variable) -> tf.Tensor:
         noted = self.scope.state_mapping.get(id(variable))
