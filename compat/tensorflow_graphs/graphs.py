@@ -120,9 +120,24 @@ def first_graph(function: Any) -> Any:
     return function._concrete_variable_creation_fn.graph
 
 
-def scratch_graph() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def scratch_graph() -> Iterator[Any]:
     """Enter a temporary graph, to read structure from code that creates operations."""
-    return tf.__internal__.FuncGraph("scratch").as_default()
+    with tf.__internal__.FuncGraph("scratch").as_default() as graph, keep_caching_device():
+        yield graph
+
+
+@contextlib.contextmanager
+def keep_caching_device() -> Iterator[None]:
+    """Restore what `tf.map_fn` sets in all graphs while it runs, if an error leaves it: a strategy's scope rejects that."""
+    scope = tf.compat.v1.get_variable_scope()
+    before = scope.caching_device
+    try:
+        yield
+    finally:
+        if scope.caching_device is not before:
+            with tf.Graph().as_default():
+                scope.set_caching_device(before)
 
 
 def compute_initial_values() -> contextlib.AbstractContextManager[Any]:

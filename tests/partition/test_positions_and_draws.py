@@ -43,14 +43,12 @@ NOT_PROVEN = {  # gathered, or wrong
 
 
 @pytest.mark.parametrize("name", PROVEN)
-@pytest.mark.short("in matrices")
 def test_positions_of_own_entries_stay_on_their_replica(name):
     parts = Parts(PROVEN[name], X, Y.astype("int32")).check()
     assert parts.communicated[0] == 0
 
 
 @pytest.mark.parametrize("name", NOT_PROVEN)
-@pytest.mark.short("a rest without bounds")
 def test_numbers_that_are_not_proven_to_be_positions_are_gathered(name):
     assert Parts(NOT_PROVEN[name], X, Y.astype("int32")).check().communicated[0] > 0
 
@@ -164,7 +162,7 @@ SEEDS = {  # of each draw: one tensor, or equal ones
 
 
 @pytest.mark.parametrize("name", SEEDS)
-@pytest.mark.short("one tensor")
+@pytest.mark.short("computed twice", "one tensor")
 def test_seed_of_two_sizes_draws_the_same_numbers(name):
     def fn(x):
         n, drawn = tf.shape(x)[0], tf.random.uniform([2], maxval=99, dtype=tf.int32)

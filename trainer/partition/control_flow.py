@@ -42,6 +42,12 @@ def add_with_bodies(outer: Values, op: tf.Operation, inputs: list[int], body: Bo
     before, outer.replicated = outer.replicated, True
     try:
         return add(outer, op, whole, body)
+    except NeedsCollective as error:
+        if outer.inside:
+            raise
+        raise NotPartitioned(
+            f"{error} needs a sum over replicas, which a branch or a loop cannot compute"
+        ) from None
     finally:
         outer.replicated = before
 

@@ -15,7 +15,12 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import stateless_scope
-from ...compat.tensorflow_graphs.graphs import inline_function, retrace_compiled, return_more
+from ...compat.tensorflow_graphs.graphs import (
+    inline_function,
+    keep_caching_device,
+    retrace_compiled,
+    return_more,
+)
 from ...compat.wrong_use import WrongUse
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -35,7 +40,7 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
         if apart is None:
             return computed(*args, **kwargs)
         try:
-            with nested.scope.read_in_this_graph():
+            with nested.scope.read_in_this_graph(), keep_caching_device():
                 return apart(*args, **kwargs)
         except WriteInNestedGraph:
             nested.restore()
@@ -184,9 +189,13 @@ class _Nested:
                 result = fn()
         finally:
             self._step.take_gradients = take
-        now, before = self.scope.state_mapping, self._before[0]
-        noted = {key: (variable, now[key]) for key, variable in self.scope.variables.items()}
-        written = {key: pair for key, pair in noted.items() if pair[1] is not before.get(key)}
+        now, (before, variables, _) = self.scope.state_mapping, self._before
+        every = variables | self.scope.variables | {key: v for key, (v, _) in known.written.items()}
+        written = {  # also what an optimizer has written past the records
+            key: (variable, self._value(variable))
+            for key, variable in every.items()
+            if key in known.written or now.get(key) is not before.get(key)
+        }
         checks = self._step.finite_checks[self._checks :]
         self.restore(losses=False)
         return _End(tf.compat.v1.get_default_graph(), result, written, checks, taken)
