@@ -59,6 +59,8 @@ def absent_gpus(count: int) -> Iterator[list[str]]:
             patches.enter_context(mock.patch.object(tf.config, name, listed))
         memory = lambda device: {"current": 2**30, "peak": 2**30}  # noqa: E731
         patches.enter_context(mock.patch.object(tf.config.experimental, "get_memory_info", memory))
+        details = lambda device: {"device_name": "absent"}  # noqa: E731
+        patches.enter_context(mock.patch.object(tf.config.experimental, "get_device_details", details))
         made = functools.partial(_handle, resource_variable_ops.eager_safe_variable_handle)
         patches.enter_context(mock.patch.object(resource_variable_ops, "eager_safe_variable_handle", made))
         owner = resource_variable_ops.BaseResourceVariable
