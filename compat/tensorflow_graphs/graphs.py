@@ -93,7 +93,7 @@ def _reconvert(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return `fn` with its Python code converted, as Keras switches conversion off around steps."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
-        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED):
+        with ag_ctx.ControlStatusCtx(status=ag_ctx.Status.UNSPECIFIED), keep_caching_device():
             return fn(*args, **kwargs)
 
     return computed

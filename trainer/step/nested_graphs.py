@@ -15,12 +15,7 @@ import keras
 import tensorflow as tf
 
 from ...compat.keras_private.variables import stateless_scope
-from ...compat.tensorflow_graphs.graphs import (
-    inline_function,
-    keep_caching_device,
-    retrace_compiled,
-    return_more,
-)
+from ...compat.tensorflow_graphs.graphs import inline_function, retrace_compiled, return_more
 from ...compat.wrong_use import WrongUse
 from ...distribute.step_context import StepContext, current_step
 from .collected_writes import CollectedWrites, WriteInNestedGraph
@@ -40,7 +35,7 @@ def function_call(original: Callable[..., Any]) -> Callable[..., Any]:
         if apart is None:
             return computed(*args, **kwargs)
         try:
-            with nested.scope.read_in_this_graph(), keep_caching_device():
+            with nested.scope.read_in_this_graph():
                 return apart(*args, **kwargs)
         except WriteInNestedGraph:
             nested.restore()
