@@ -59,9 +59,8 @@ def find_labels(view: View, replicated: bool, is_local: bool, inside: bool, in_o
         return row.find_ruling(view)
     lists = any(tensor.dtype == tf.variant for tensor in [*op.inputs, *op.outputs])
     if replicated or (lists and not view.mesh.of_batch):
-        adds = (
-            row.adds_up and PARTIAL_SUM in view.labels
-        )  # to what a body has read of a sum that replicas store
+        # A body may have read a sum that replicas store, and what is added to a part of it is a part.
+        adds = row.adds_up and PARTIAL_SUM in view.labels
         return row.find_ruling(view) if adds else _label_replicated(view, inside, in_order)
     alike = all(label in (REPLICATED, EMPTY) for label in view.labels)
     if not alike and is_local:

@@ -54,7 +54,7 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
         ends: list[_End] = []
 
         def branch(fn: Callable[[], Any]) -> Callable[[], Any]:
-            def traced() -> tuple[Any, list[tf.Tensor]]:
+            def trace() -> tuple[Any, list[tf.Tensor]]:
                 ends.append(nested.run(fn))
                 if len(ends) == 1:
                     return ends[0].result, []  # what it returns besides is known after the other branch
@@ -63,7 +63,7 @@ def cond(original: Callable[..., Any]) -> Callable[..., Any]:
                 return_more(first.graph, lambda: nested.find_values(first, both))
                 return last.result, nested.find_values(last, both)
 
-            return traced
+            return trace
 
         result, values = original(pred, branch(true_fn), branch(false_fn), *args, **kwargs)
         nested.note(ends[0].join(ends[1]), values)
@@ -89,7 +89,7 @@ def while_loop(original: Callable[..., Any]) -> Callable[..., Any]:
             def test(inner: Any, values: Any) -> Any:
                 end = nested.run(lambda: cond(*inner), known, values)
                 if end.written.keys() != known.written.keys():
-                    raise WrongUse(f"The condition of a loop assigns {end.names}: assign in its body.")
+                    raise WrongUse(f"The condition of a loop assigns {end.names}: assign it in the body.")
                 return end.result
 
             def turn(inner: Any, values: Any) -> Any:

@@ -26,7 +26,7 @@ def test_program_is_right_with_a_change_and_breaks_without_it(name, forked, tmp_
     for how, status in (("on", 0), ("off", 1)):
         given = {"folder": tmp_path, "out": tmp_path / how, "env": {"UNISONO_STRICT": "1"}}
         process = forked.start(HELPERS / "changes_off.py", name, how, **given)
-        assert process.wait() == status, (how, given["out"].read_text()[-3000:])
+        assert process.wait(600) == status, (how, given["out"].read_text()[-3000:])
         printed[how] = given["out"].read_text()
     assert printed["on"].endswith("right\n")
     assert PROGRAMS[name][1] in printed["off"], printed["off"][-3000:]

@@ -85,6 +85,9 @@ class Drawn:
     def count(self):
         self.counter.assign_add(1)
 
+    def use_result(self):
+        self.scale.assign(0.1 * self.tracked.result() + 1.0)
+
     def read(self):
         self.tracked.update_state(self.error())
 
@@ -158,7 +161,7 @@ def on_replicas(statements):
     return [*without(statements, "descend"), "descend"]
 
 
-@pytest.mark.short("0", "1")
+@pytest.mark.short("0", "5")
 @pytest.mark.parametrize("seed", range(150))
 def test_drawn_step_has_the_numbers_of_keras_and_calls_branches_as_often(seed):
     statements = draw(random.Random(seed))
@@ -202,7 +205,21 @@ def test_metric_is_divided_where_a_branch_needs_all_samples():
     assert_close(numbers(statements, unisono.Model, strategy("mirrored2"))[0], right, FLOAT64)
 
 
-def test_strategy_begins_after_a_step_with_map_fn_was_traced_to_build_it():
-    numbers([("map", True, ["descend"])], unisono.Model)
+def test_branch_that_needs_a_sum_over_replicas_runs_on_one_and_says_why(monkeypatch):
+    monkeypatch.delenv("UNISONO_STRICT", raising=False)
+    statements = [("case", False, [], [], ["average", "use_result"]), "descend"]
+    right, _ = numbers(statements, keras.Model)
+    with pytest.warns(
+        UserWarning, match="needs a sum over replicas, which a branch or a loop cannot compute"
+    ):
+        ours, _ = numbers(statements, unisono.Model, strategy("mirrored2"))
+    assert_close(ours, right, FLOAT64)
+
+
+@pytest.mark.parametrize("within", ["a trace that builds", "a compiled function"])
+def test_strategy_begins_after_an_error_in_map_fn(within):
+    tried = [("map", False, ["descend", ("function", True, [("cond", True, ["count"], ["shrink"]), "read"])])]
+    compiled = [("compiled", True, [("map", True, ["add"])])]
+    numbers(tried if within == "a trace that builds" else compiled, unisono.Model)
     with strategy("mirrored2").scope():
         assert tf.Variable(1.0).numpy() == 1

@@ -234,6 +234,14 @@ class Condition(Base):
         return self.logs()
 
 
+class Switched(Base):
+    """Assigns in a branch that TensorFlow chooses by a number."""
+
+    def train_step(self, data):
+        tf.switch_case(self.count % 2, [lambda: self.count.assign_add(1), lambda: self.count * 1])
+        return self.logs()
+
+
 class Changing(Base):
     """A loop whose body assigns something else each time it is called."""
 
@@ -250,8 +258,12 @@ class Changing(Base):
 
 @pytest.mark.parametrize(
     "steps, words",
-    [(Condition, "The condition of a loop assigns `"), (Changing, "let it assign the same variables")],
+    [
+        (Condition, "The condition of a loop assigns `"),
+        (Changing, "let it assign the same variables"),
+        (Switched, "use `tf.case` or `tf.cond`"),
+    ],
 )
-def test_loop_whose_writes_cannot_be_carried_is_an_error(steps, words):
+def test_writes_that_cannot_leave_their_graph_are_an_error(steps, words):
     with pytest.raises(ValueError, match=words):
         numbers(steps, unisono.Model)
